@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::process::Forked;
-use crate::report::{Cause, Event, Events, Stalls, Timeline, What, trace_to_json};
+use crate::report::{Cause, Event, EventKind, Events, Stalls, Timeline, trace_to_json};
 
 /// The causes of the consumer's waits, as the poller sees them. Only the poller writes; one cache line.
 #[repr(align(64))]
@@ -52,7 +52,7 @@ pub(super) struct TurnClock {
     cause: Cause,
     trace: Option<Arc<Trace>>,
     /// The last turn.
-    last: Option<(Instant, What)>,
+    last: Option<(Instant, EventKind)>,
     in_flight: usize,
 }
 
@@ -93,8 +93,8 @@ impl TurnClock {
         }
         self.since = waiting.then_some(now);
         self.began = Some(now);
-        if let (Some(trace), Some((begin, what))) = (&self.trace, self.last.take()) {
-            trace.poller(begin, now, what);
+        if let (Some(trace), Some((begin, kind))) = (&self.trace, self.last.take()) {
+            trace.poller(begin, now, kind);
         }
     }
 
@@ -115,17 +115,17 @@ impl TurnClock {
             seen.now.store(cause as u8, Ordering::Relaxed);
         }
         let (Some(trace), Some(begin)) = (&self.trace, self.began) else { return };
-        let what = match (after.begun, after.moved) {
-            (0, false) => What::Sleep { cause },
-            (0, true) => What::Work,
-            (begun, _) => What::Burst { begun: begun as u64 },
+        let kind = match (after.begun, after.moved) {
+            (0, false) => EventKind::Sleep { cause },
+            (0, true) => EventKind::Work,
+            (begun, _) => EventKind::Burst { begun: begun as u64 },
         };
         if self.in_flight != after.in_flight {
             self.in_flight = after.in_flight;
             let fetches = after.in_flight as u64;
-            trace.poller(begin, begin, What::InFlight { fetches });
+            trace.poller(begin, begin, EventKind::InFlight { fetches });
         }
-        self.last = Some((begin, what));
+        self.last = Some((begin, kind));
     }
 }
 
@@ -204,26 +204,26 @@ impl Trace {
         self.run().consumer.lock().push(event);
     }
 
-    fn poller(&self, begin: Instant, end: Instant, what: What) {
+    fn poller(&self, begin: Instant, end: Instant, kind: EventKind) {
         let began = self.began(begin);
         let len = end.saturating_duration_since(begin);
         let begin = begin.saturating_duration_since(began);
         let mut events = self.run().poller.lock();
         if let Some(last) = events.last_mut()
-            && goes_on(last.what, what)
+            && goes_on(last.kind, kind)
         {
             last.len = begin + len - last.begin;
             return;
         }
-        events.push(Event { begin, len, what });
+        events.push(Event { begin, len, kind });
     }
 }
 
 /// Returns whether the poller's activity has not changed.
-fn goes_on(last: What, what: What) -> bool {
-    match (last, what) {
-        (What::Work, What::Work) => true,
-        (What::Sleep { cause: last }, What::Sleep { cause }) => last == cause,
+fn goes_on(last: EventKind, kind: EventKind) -> bool {
+    match (last, kind) {
+        (EventKind::Work, EventKind::Work) => true,
+        (EventKind::Sleep { cause: last }, EventKind::Sleep { cause }) => last == cause,
         _ => false,
     }
 }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::run::{Report, StoreUse};
+use super::stalls::Cause;
 use super::text::{bytes, count, duration, percent, share};
-use super::timeline::{Cause, Counts, Epoch, Timeline};
+use super::timeline::{Counts, Epoch, Timeline};
 use crate::metrics::{Histogram, Place};
 
 impl Report {
@@ -407,12 +408,12 @@ mod tests {
             at = asked + stalls.total() + Duration::from_micros(9);
             let epoch = number * epochs / batches;
             if timeline.is_due(at, epoch) {
-                timeline.places(places);
+                timeline.record_places(places);
             }
             places.add(Place::ALL[(number % 5) as usize], 1_000_000);
             timeline.batch(&Delivered { asked, at, epoch, samples: 32, bytes: 90_000, stalls });
         }
-        timeline.places(places);
+        timeline.record_places(places);
         let bytes = batches * 100_000;
         Report {
             name: "train.dlfs".to_owned(),

@@ -5,8 +5,9 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::stalls::Cause;
 use super::text::{bytes, count, duration, percent, share};
-use super::timeline::{Cause, Timeline};
+use super::timeline::Timeline;
 use crate::metrics::{Histogram, Place};
 
 /// All data of a run's report.

@@ -3,17 +3,13 @@
 //! The run is divided into buckets of equal length. When all buckets are in use, pairs of neighbours are
 //! merged. So the buckets always cover the whole run, and from the first merge on at least half of them are in
 //! use.
-//!
-//! Also writes the events of a run in Chrome's trace format, for <https://ui.perfetto.dev> and `chrome://tracing`.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 
+use super::stalls::{Stalls, nanos};
 use crate::metrics::{Histogram, Place, PlaceBytes};
 
 /// Counters of one part of a run.
@@ -31,7 +27,7 @@ pub struct Counts {
     /// Time for which the consumer waited, by cause.
     #[serde(rename = "stalls_s")]
     pub stalls: Stalls,
-    /// The rest of the calls: handing over batches that were ready.
+    /// The rest of the time inside calls: the hand-over of batches that were ready.
     #[serde(rename = "handing_s", serialize_with = "seconds")]
     pub handing: Duration,
     /// Bytes read during this part, by the place that they came from.
@@ -105,7 +101,7 @@ pub struct Timeline {
     waits: Histogram,
     /// Time of the last delivery.
     end_ns: u64,
-    /// Time of the last call of [`Timeline::places`], and its argument.
+    /// Time of the last call of [`Timeline::record_places`], and its argument.
     placed_ns: u64,
     placed: PlaceBytes,
 }
@@ -114,10 +110,10 @@ impl Timeline {
     /// The most buckets.
     pub(crate) const MAX_BUCKETS: usize = 1024;
 
-    /// The most epochs that are listed; of a longer run, the first and the last ones.
+    /// The most epochs that are listed; a longer run lists its first 8 and its last 192.
     pub(crate) const MAX_EPOCHS: usize = 200;
 
-    /// Nothing has happened yet.
+    /// A timeline without deliveries.
     pub(crate) fn new() -> Timeline {
         Timeline {
             width_ns: FIRST_WIDTH_NS,
@@ -132,16 +128,15 @@ impl Timeline {
         }
     }
 
-    /// Returns whether [`Timeline::places`] should be called before the next batch, which belongs to `epoch`
+    /// Returns whether [`Timeline::record_places`] should be called before the next batch, which belongs to `epoch`
     /// and came at `at`.
     pub(crate) fn is_due(&self, at: Duration, epoch: u64) -> bool {
         let is_new_epoch = self.epochs.last().is_some_and(|last| last.epoch != epoch);
         is_new_epoch || nanos(at) / self.width_ns != self.placed_ns / self.width_ns
     }
 
-    /// Takes the bytes read so far, by place. The increase since the last call is spread over the time since
-    /// then.
-    pub(crate) fn places(&mut self, now: PlaceBytes) {
+    /// Records the bytes read so far, by place; spreads the increase over the time since the last call.
+    pub(crate) fn record_places(&mut self, now: PlaceBytes) {
         let range = self.placed_ns..self.end_ns;
         for place in Place::ALL {
             let more = now.of(place).saturating_sub(self.placed.of(place));
@@ -157,7 +152,7 @@ impl Timeline {
         (self.placed, self.placed_ns) = (now, self.end_ns);
     }
 
-    /// A batch was delivered.
+    /// Counts a delivered batch.
     pub(crate) fn batch(&mut self, batch: &Delivered) {
         let begin_ns = self.end_ns;
         let at_ns = nanos(batch.at).max(begin_ns);
@@ -218,7 +213,7 @@ impl Timeline {
         self.epochs_left_out
     }
 
-    /// Durations of the calls for batches, each with its waits and its handing over.
+    /// Durations of the calls for batches, each with its waits and its hand-over.
     pub(crate) fn waits(&self) -> &Histogram {
         &self.waits
     }
@@ -234,7 +229,7 @@ impl Timeline {
             let counts = Counts::default();
             self.epochs.push(Epoch { epoch, begin, counts });
         }
-        self.epochs.last_mut().expect("it was pushed just now, or is there")
+        self.epochs.last_mut().expect("pushed above if there was none")
     }
 
     /// The index of the bucket for this time; merges neighbours until it exists.
@@ -294,316 +289,9 @@ impl Timeline {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// A duration as seconds.
 fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(time.as_secs_f64())
-}
-
-/// The reason why no batch was ready when the consumer asked for one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// The loader was starting: it connected, met its peers, or allocated the window.
-    Start,
-    /// The order was being computed, and no read was outstanding.
-    Order,
-    /// The window was full, with batches that the consumer holds or with chunks that later batches need.
-    Window,
-    /// Reads were outstanding, at a target, a drive, a tier or a peer.
-    Network,
-    /// Reads had arrived, and their checksums were still being computed.
-    Checksum,
-    /// The batch was being gathered into one buffer.
-    Copy,
-}
-
-impl Cause {
-    /// The number of causes.
-    pub(crate) const COUNT: usize = 6;
-
-    /// All causes, in the order in which a batch meets them.
-    pub const ALL: [Cause; Cause::COUNT] =
-        [Cause::Start, Cause::Order, Cause::Window, Cause::Network, Cause::Checksum, Cause::Copy];
-
-    /// The name in metrics and statistics.
-    pub const fn name(self) -> &'static str {
-        NAMES[self as usize].0
-    }
-
-    /// A noun phrase for the awaited thing, to end a sentence with.
-    pub(super) const fn noun(self) -> &'static str {
-        NAMES[self as usize].1
-    }
-}
-
-/// Name and noun phrase of each cause, in their order.
-const NAMES: [(&str, &str); Cause::COUNT] = [
-    ("start", "the loader to start"),
-    ("order", "the order"),
-    ("window", "room in the window"),
-    ("network", "reads"),
-    ("checksum", "checksums"),
-    ("copy", "copies into one buffer"),
-];
-
-/// The time that a consumer has waited, by cause.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stalls {
-    ns: [u64; Cause::COUNT],
-}
-
-impl Stalls {
-    /// Adds a wait.
-    pub(crate) fn add(&mut self, cause: Cause, waited: Duration) {
-        let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-        let sum = &mut self.ns[cause as usize];
-        *sum = sum.saturating_add(waited_ns);
-    }
-
-    /// Adds a wait, divided in proportion to `shares`, one for each cause; `false` if all shares are 0.
-    pub(crate) fn divide(&mut self, waited: Duration, shares: &[u64; Cause::COUNT]) -> bool {
-        let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-        let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
-        if sum == 0 {
-            return false;
-        }
-        // Each part is a difference of rounded running totals, so that the parts add up to the whole.
-        let mut before = 0_u128;
-        let mut given = 0_u64;
-        for (total, &share) in self.ns.iter_mut().zip(shares) {
-            before += u128::from(share);
-            let end = (u128::from(waited_ns) * before / sum) as u64;
-            *total = total.saturating_add(end - given);
-            given = end;
-        }
-        true
-    }
-
-    /// The time waited for `cause`.
-    pub fn of(&self, cause: Cause) -> Duration {
-        Duration::from_nanos(self.ns[cause as usize])
-    }
-
-    /// The time of all causes.
-    pub fn total(&self) -> Duration {
-        Duration::from_nanos(self.ns.iter().fold(0, |sum, &ns| sum.saturating_add(ns)))
-    }
-
-    /// Each cause with its time.
-    pub fn each(&self) -> impl Iterator<Item = (Cause, Duration)> + '_ {
-        Cause::ALL.into_iter().map(|cause| (cause, self.of(cause)))
-    }
-
-    /// The sum of both.
-    #[must_use]
-    pub(crate) fn plus(mut self, other: &Stalls) -> Stalls {
-        for (sum, more) in self.ns.iter_mut().zip(&other.ns) {
-            *sum = sum.saturating_add(*more);
-        }
-        self
-    }
-
-    /// Stalls of `total` in all, in the same proportions.
-    #[must_use]
-    pub(crate) fn scaled(&self, total: Duration) -> Stalls {
-        let mut scaled = Stalls::default();
-        scaled.divide(total, &self.ns);
-        scaled
-    }
-
-    /// The waits since `earlier`, an earlier value of the same sums.
-    #[must_use]
-    pub(crate) fn since(mut self, earlier: &Stalls) -> Stalls {
-        for (sum, before) in self.ns.iter_mut().zip(&earlier.ns) {
-            *sum = sum.saturating_sub(*before);
-        }
-        self
-    }
-}
-
-/// A map from the name of each cause to seconds.
-impl Serialize for Stalls {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(Cause::COUNT))?;
-        for (cause, waited) in self.each() {
-            map.serialize_entry(cause.name(), &waited.as_secs_f64())?;
-        }
-        map.end()
-    }
-}
-
-/// A span of time on one of the two threads, or a count at one moment, `begin`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Event {
-    /// Start, counted from the start of the run.
-    pub(crate) begin: Duration,
-    /// Duration.
-    pub(crate) len: Duration,
-    /// The kind of event.
-    pub(crate) what: What,
-}
-
-/// The kind of an event.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum What {
-    /// A call of the consumer for a batch; its waits lie within.
-    Next {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// Samples of the batch.
-        samples: u64,
-        /// Bytes of the samples.
-        bytes: u64,
-        /// The waits within the call.
-        stalls: Stalls,
-    },
-    /// A pass of the poller that started reads: a burst.
-    Burst {
-        /// Fetches started, of one or more commands each.
-        begun: u64,
-    },
-    /// A pass of the poller that verified or planned.
-    Work,
-    /// The poller waited for completions.
-    Sleep {
-        /// The cause of the wait.
-        cause: Cause,
-    },
-    /// Fetches outstanding after a pass.
-    InFlight {
-        /// Number of fetches.
-        fetches: u64,
-    },
-}
-
-/// The newest events of a thread.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Events {
-    kept: VecDeque<Event>,
-    dropped: u64,
-}
-
-impl Events {
-    /// The most events that are kept; older events are dropped.
-    pub(crate) const MAX: usize = 1 << 16;
-
-    /// Adds an event; events come in the order of their start.
-    pub(crate) fn push(&mut self, event: Event) {
-        if self.kept.len() == Events::MAX {
-            self.kept.pop_front();
-            self.dropped += 1;
-        }
-        self.kept.push_back(event);
-    }
-
-    /// The event that was added last.
-    pub(crate) fn last_mut(&mut self) -> Option<&mut Event> {
-        self.kept.back_mut()
-    }
-
-    /// The events, oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Event> {
-        self.kept.iter()
-    }
-}
-
-/// The events of a run as a JSON object. Times are microseconds from the start of the run.
-pub(crate) fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Timeline>) -> String {
-    let mut lines = Lines(Vec::new());
-    lines.name("process_name", CONSUMER, "dlfs loader");
-    lines.name("thread_name", CONSUMER, "consumer: calls for batches");
-    lines.name("thread_name", POLLER, "poller: reads ahead");
-    consumer.iter().for_each(|event| lines.event(CONSUMER, event));
-    poller.iter().for_each(|event| lines.event(POLLER, event));
-    if let Some(timeline) = timeline {
-        lines.counters(timeline);
-    }
-    let other = json!({
-        "producer": format!("dlfs {}", env!("CARGO_PKG_VERSION")),
-        "dropped_events": (consumer.dropped + poller.dropped).to_string(),
-        "kept": format!("the newest {} events of each thread", Events::MAX),
-    });
-    let events = lines.0.join(",\n");
-    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
-}
-
-/// Events as JSON, one per line.
-struct Lines(Vec<String>);
-
-impl Lines {
-    fn name(&mut self, what: &str, thread: u32, name: &str) {
-        self.push(
-            json!({"ph": "M", "name": what, "pid": 1, "tid": thread, "args": {"name": name}}),
-        );
-    }
-
-    fn event(&mut self, thread: u32, event: &Event) {
-        let Event { begin, len, what } = *event;
-        match what {
-            What::Next { epoch, samples, bytes, stalls } => {
-                let args = json!({"epoch": epoch, "samples": samples, "bytes": bytes});
-                self.slice(thread, "next batch", (begin, len), args);
-                // Only the sum of each cause is known, so its waits are drawn as one, after those of the cause before.
-                let mut begin = begin;
-                for (cause, waited) in stalls.each().filter(|(_, waited)| !waited.is_zero()) {
-                    self.slice(
-                        thread,
-                        &format!("wait: {}", cause.name()),
-                        (begin, waited),
-                        json!({}),
-                    );
-                    begin += waited;
-                }
-            }
-            What::Burst { begun } => {
-                self.slice(thread, "burst", (begin, len), json!({"fetches": begun}));
-            }
-            What::Work => self.slice(thread, "verify and plan", (begin, len), json!({})),
-            What::Sleep { cause } => {
-                self.slice(thread, "sleep", (begin, len), json!({"cause": cause.name()}));
-            }
-            What::InFlight { fetches } => {
-                self.counter(thread, "fetches in flight", begin, json!({"fetches": fetches}));
-            }
-        }
-    }
-
-    fn counters(&mut self, timeline: &Timeline) {
-        for (begin, len, counts) in timeline.buckets() {
-            let seconds = len.as_secs_f64().max(1e-9);
-            let rate = (counts.samples as f64 / seconds).round();
-            self.counter(CONSUMER, "samples/s", begin, json!({"samples": rate}));
-            let rates = counts.places.each().map(|(place, bytes)| {
-                (place.name().to_owned(), json!((bytes as f64 / seconds / 1e3).round() / 1e3))
-            });
-            self.counter(CONSUMER, "MB/s read, by place", begin, Value::Object(rates.collect()));
-        }
-    }
-
-    fn slice(&mut self, thread: u32, name: &str, (begin, len): (Duration, Duration), args: Value) {
-        self.push(json!({
-            "ph": "X", "cat": "dlfs", "name": name, "pid": 1, "tid": thread, "ts": micros(begin),
-            "dur": micros(len), "args": args,
-        }));
-    }
-
-    fn counter(&mut self, thread: u32, name: &str, at: Duration, args: Value) {
-        self.push(json!({
-            "ph": "C", "cat": "dlfs", "name": name, "pid": 1, "tid": thread, "ts": micros(at), "args": args,
-        }));
-    }
-
-    fn push(&mut self, event: Value) {
-        self.0.push(event.to_string());
-    }
-}
-
-/// Microseconds with three decimals, the resolution of the clock.
-fn micros(time: Duration) -> f64 {
-    time.as_nanos() as f64 / 1e3
 }
 
 /// Initial width of a bucket: 4 ms.
@@ -612,12 +300,9 @@ const FIRST_WIDTH_NS: u64 = 4_000_000;
 /// The first epochs, which are never left out.
 const FIRST_EPOCHS: usize = 8;
 
-/// Numbers of the threads in the trace.
-const CONSUMER: u32 = 1;
-const POLLER: u32 = 2;
-
 #[cfg(test)]
 mod tests {
+    use super::super::stalls::Cause;
     use super::*;
 
     fn stalls(parts: &[(Cause, u64)]) -> Stalls {
@@ -677,11 +362,11 @@ mod tests {
         };
         for (epoch, at_us) in [(0, 4000), (0, 8000), (1, 12_000), (1, 16_000)] {
             if timeline.is_due(Duration::from_micros(at_us), epoch) {
-                timeline.places(places(if epoch == 0 { 0 } else { 800 }, 0));
+                timeline.record_places(places(if epoch == 0 { 0 } else { 800 }, 0));
             }
             timeline.batch(&delivered(at_us, at_us, epoch, Stalls::default()));
         }
-        timeline.places(places(800, 77));
+        timeline.record_places(places(800, 77));
         check(&timeline);
         let epochs: Vec<_> = timeline.epochs().iter().map(|epoch| epoch.counts.places).collect();
         assert_eq!(epochs, [places(800, 0), places(0, 77)]);
@@ -715,76 +400,5 @@ mod tests {
         timeline.batch(&delivered(0, 1000, 0, stalls(&[(Cause::Copy, 1)])));
         check(&timeline);
         assert_eq!(timeline.time(), Duration::from_millis(2));
-    }
-
-    #[test]
-    fn parts_of_a_wait_add_up_to_it_whatever_the_shares() {
-        let mut stalls = Stalls::default();
-        let waited = Duration::from_nanos(1_000_003);
-        for shares in [[1, 1, 1, 0, 0, 0], [0, 7, 0, u64::MAX, 3, 1], [0, 0, 0, 0, 0, 1]] {
-            let before = stalls;
-            assert!(stalls.divide(waited, &shares));
-            let added = stalls.since(&before);
-            assert_eq!(added.total(), waited);
-            for (cause, part) in added.each() {
-                assert!(shares[cause as usize] > 0 || part == Duration::ZERO, "{cause:?} {part:?}");
-            }
-        }
-        assert!(!stalls.divide(waited, &[0; Cause::COUNT]), "nobody has a share");
-        assert_eq!(stalls.total(), 3 * waited);
-    }
-
-    #[test]
-    fn causes_have_their_own_places_and_names() {
-        let mut stalls = Stalls::default();
-        for (nth, cause) in (1..).zip(Cause::ALL) {
-            assert_eq!(cause as usize + 1, nth as usize);
-            stalls.add(cause, Duration::from_secs(nth));
-        }
-        let json = serde_json::to_string(&stalls).unwrap();
-        let expected =
-            r#"{"start":1.0,"order":2.0,"window":3.0,"network":4.0,"checksum":5.0,"copy":6.0}"#;
-        assert_eq!(json, expected);
-        assert_eq!(stalls.plus(&stalls).since(&stalls), stalls);
-    }
-
-    fn burst(at_us: u64) -> Event {
-        let begin = Duration::from_micros(at_us);
-        let len = Duration::from_micros(1);
-        Event { begin, len, what: What::Burst { begun: at_us } }
-    }
-
-    #[test]
-    fn the_newest_events_are_kept_in_order_and_the_others_counted() {
-        let mut events = Events::default();
-        assert!(events.last_mut().is_none());
-        for at in 0..Events::MAX as u64 + 100 {
-            events.push(burst(at));
-            assert_eq!(events.last_mut().map(|event| event.begin), Some(burst(at).begin));
-        }
-        assert_eq!(events.dropped, 100);
-        let begins: Vec<u128> = events.iter().map(|event| event.begin.as_micros()).collect();
-        let expected: Vec<u128> = (100..100 + Events::MAX as u128).collect();
-        assert_eq!(begins, expected);
-    }
-
-    #[test]
-    fn the_text_is_json_also_without_an_event_and_says_what_was_dropped() {
-        let empty = to_json(&Events::default(), &Events::default(), None);
-        let parsed: serde_json::Value = serde_json::from_str(&empty).unwrap();
-        assert_eq!(parsed["otherData"]["dropped_events"], "0");
-        assert_eq!(parsed["traceEvents"].as_array().map(Vec::len), Some(3), "names alone");
-        let mut poller = Events::default();
-        (0..Events::MAX as u64 + 5).for_each(|at| poller.push(burst(at)));
-        let mut timeline = Timeline::new();
-        let mut stalls = Stalls::default();
-        stalls.add(Cause::Network, Duration::from_micros(3));
-        let asked = Duration::from_micros(2);
-        let at = Duration::from_micros(9);
-        timeline.batch(&Delivered { asked, at, epoch: 0, samples: 1, bytes: 1, stalls });
-        let text = to_json(&Events::default(), &poller, Some(&timeline));
-        let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(parsed["otherData"]["dropped_events"], "5");
-        assert!(text.len() < 20 << 20, "{} bytes", text.len());
     }
 }

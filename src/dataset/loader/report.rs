@@ -12,7 +12,8 @@ use crate::cache::TierStats;
 use crate::dataset::Dataset;
 use crate::prefetch::{LoaderOptions, LoaderStats, Trace};
 use crate::report::{
-    Delivered, Event, Facts, PlaceBytes, Reads, Report, Stalls, StoreUse, TierUse, Timeline, What,
+    Delivered, Event, EventKind, Facts, PlaceBytes, Reads, Report, Stalls, StoreUse, TierUse,
+    Timeline,
 };
 
 impl Loader {
@@ -25,7 +26,7 @@ impl Loader {
         let mut timeline = Timeline::new();
         let mut window_bytes = self.options.window_bytes;
         if let Some(record) = &mut running.record {
-            record.timeline.places(stats.read.places);
+            record.timeline.record_places(stats.read.places);
             timeline = record.timeline.clone();
             window_bytes = record.window_bytes;
         }
@@ -211,7 +212,7 @@ impl Record {
         let bytes = sums.sample_bytes - self.bytes;
         (self.samples, self.bytes, self.stalls) = (sums.samples, sums.sample_bytes, sums.stalls);
         if self.timeline.is_due(at, epoch) {
-            self.timeline.places(places());
+            self.timeline.record_places(places());
         }
         self.timeline.batch(&Delivered { asked, at, epoch, samples, bytes, stalls });
         if let Some(trace) = &self.trace {
@@ -222,7 +223,7 @@ impl Record {
             trace.consumer(Event {
                 begin,
                 len,
-                what: What::Next { epoch, samples, bytes, stalls },
+                kind: EventKind::Next { epoch, samples, bytes, stalls },
             });
         }
         self.last = at.max(self.last);
