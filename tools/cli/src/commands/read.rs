@@ -1,14 +1,14 @@
 //! `dlfs read`: reads epochs as a training job would, verifies every sample, and prints a report.
 //!
-//! With `--shards --index PLACE` it reads epochs over shards that were not imported, from the first one on. The
-//! options are those of the library (`src/options/`), of `args.rs` and `job_args.rs`. `reading.rs` takes batches from
-//! the loader, and measures.
+//! Options come from the library (`src/options/`), `args.rs` and `job_args.rs`. `reading.rs` takes batches from the
+//! loader, and measures. With `--shards --index PLACE`, `shards.rs` reads epochs over shards that were not imported.
+
+mod shards;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use clap::Args;
 use parking_lot::Mutex;
@@ -16,30 +16,32 @@ use serde_json::json;
 
 use dlfs::Error;
 use dlfs::cache::{Cache, CacheStats, TierOptions};
-use dlfs::dataset::{Dataset, Mixture, Options, RunState, ShardLoader, Share};
+use dlfs::dataset::{Dataset, Image, Mixture, RunState, Share, TokenOptions};
 use dlfs::directory::Directory;
 use dlfs::options::{Load, Order, Peers, Read, Rows, Store, Tiers, Tokens};
 use dlfs::order::State;
 use dlfs::order::budget::Budget;
-use dlfs::peers::Launched;
+use dlfs::peers::{Launched, Meeting};
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::report::Stalls;
-use dlfs::shards::image_to_fill;
+use dlfs::store::StoreOptions;
 use dlfs::units::{Epoch, Generation};
 
+use self::shards::{indexes_on_the_way, read_shards};
 use crate::args::{
     ConnectionArgs, ImageArgs, MetricsArgs, PlacementArgs, WeightArgs, check_shard, engines, tiers,
     unweighted,
 };
 use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop, about_file, complain, usage};
 use crate::job_args::{
-    Joined, MixArgs, ReportArgs, Source, Sources, meeting, peer_line, restart, staging, store_line,
+    Joined, MixArgs, ReportArgs, RunFiles, Source, Sources, meeting, peer_line, restart, staging,
+    store_line,
 };
 use crate::out::{self, Meter, Out, joined, known};
 use crate::reading::{
     Batches, End, RowReader, RowsRead, RunReport, RunStats, Samples, check_complete, check_some,
-    keys, read_batches, samples_within, token_loader,
+    read_batches, samples_within, token_loader,
 };
 
 /// Read epochs as a training job would, and report
@@ -123,140 +125,218 @@ struct RunArgs {
     json: bool,
 }
 
-/// The default batch size.
-fn default_batch(directory: &Directory) -> usize {
-    let step = directory.num_samples() as usize / LENGTHS_LOOKED_AT;
-    samples_within(directory, step, MOST_SAMPLES, MOST_BYTES)
+pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let setup = Setup::of(&args)?;
+    let _metrics = args.metrics.serve()?;
+    if indexes_on_the_way(&args) {
+        return read_shards(&args, setup, quiet);
+    }
+    let mut run = setup.open(&args)?;
+    let total = run.owed()?;
+    let delivered = run.deliver(&args, total, quiet)?;
+    run.finish(&args, total, delivered)
 }
 
-pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let place = args.place()?;
-    let meeting = meeting(&args.peers, place)?;
-    let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size)).or(place);
-    let mut options = args.loader_options(place)?;
-    let rows = args.rows.options(args.load.batch_size).map_err(usage)?;
-    let keeper = Keeper::of(&args.run);
-    let files = args.report.files()?;
-    options.trace = files.trace();
-    let last_resort = (keeper.clone(), files.clone());
-    let tiers = tiers(&args.tiers, args.peers.node.clone())?;
-    let stored = args.store.options().map_err(usage)?;
-    let grace = if tiers.tiers.is_empty() { GRACE } else { GRACE_FOR_TIERS };
-    let stop = Stop::on_signals(grace, move || {
-        let (keeper, files) = last_resort;
-        files.write_events();
-        keeper.stopped()
-    })?;
-    let _metrics = args.metrics.serve()?;
-    if shards_are_meant(&args) {
-        return read_shards(&args, options, tiers, &keeper, &stop, quiet);
+/// The options of a run, checked before anything is opened.
+struct Setup {
+    options: LoaderOptions,
+    rows: Option<TokenOptions>,
+    meeting: Option<Meeting>,
+    tiers: TierOptions,
+    store: Option<StoreOptions>,
+    state: StateFile,
+    files: RunFiles,
+    stop: Stop,
+}
+
+impl Setup {
+    fn of(args: &ReadArgs) -> Result<Setup, Failure> {
+        let place = args.place()?;
+        let meeting = meeting(&args.peers, place)?;
+        let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size)).or(place);
+        let mut options = args.loader_options(place)?;
+        let rows = args.rows.options(args.load.batch_size).map_err(usage)?;
+        let state = StateFile::of(&args.run);
+        let files = args.report.files()?;
+        options.trace = files.trace();
+        let last_resort = (state.clone(), files.clone());
+        let tiers = tiers(&args.tiers, args.peers.node.clone())?;
+        let store = args.store.options().map_err(usage)?;
+        let grace = if tiers.tiers.is_empty() { GRACE } else { GRACE_FOR_TIERS };
+        let stop = Stop::on_signals(grace, move || {
+            let (state, files) = last_resort;
+            files.write_events();
+            state.save_when_stopped()
+        })?;
+        Ok(Setup { options, rows, meeting, tiers, store, state, files, stop })
     }
-    if args.run.import_to.is_some() {
-        let text = "--import-to goes with none of the options that need the index of all shards";
-        return Err(Failure::Usage(text.to_owned()));
-    }
-    let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
-    if args.load.batch_size.is_none() {
-        options.batch_size = default_batch(image.directory());
-    }
-    options = args.weights.weigh(options, args.mix.epoch_size, image.directory())?;
-    options.resume = match args.run.resume_state()? {
-        Some(RunState::Lanes(_)) => {
+
+    /// Opens the image, joins the other ranks, and opens the images of a mixture.
+    fn open(mut self, args: &ReadArgs) -> Result<Run, Failure> {
+        if args.run.import_to.is_some() {
             let text =
-                "the state is in the first epoch over shards: go on with --shards and --index";
+                "--import-to goes with none of the options that need the index of all shards";
             return Err(Failure::Usage(text.to_owned()));
         }
-        Some(RunState::Samples(state)) => Some(state),
-        None => None,
-    };
-    if let Some(rows) = rows.as_ref().filter(|_| !args.mix.is_given()) {
-        options = rows.run(image.directory(), options)?; // the other ranks compare it when they meet
+        let (image, joined) = self.open_image(args)?;
+        let Setup { mut options, rows, state, files, stop, .. } = self;
+        let ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        let mixture = args.mix.mixture(&dataset, &args.connection)?;
+        let rows = rows.map(|rows| token_loader(&dataset, mixture.as_ref(), rows, options.clone()));
+        let rows = rows.transpose()?.map(RowReader::new);
+        if let Some(rows) = &rows {
+            options = rows.loader().options().clone(); // with the lengths of rows, which decide the share
+        }
+        Ok(Run { dataset, mixture, rows, options, joined, ids, state, files, stop })
     }
-    restart(&args.store, &image, &mut options)?;
-    let mut joined = None;
-    match (meeting, stored) {
-        (None, None) => {}
-        (None, Some(store)) => image = image.with_store(store, &options, None)?,
-        (Some(meeting), store) => {
-            let connect = args.connection.options(false)?;
-            let (through_peers, round) = Joined::join(meeting, image, connect, &options, store)?;
-            (image, joined) = (through_peers, Some(round));
+
+    /// Opens the image, to be read through other nodes and this rank's store if there are any. Completes the options by
+    /// what the image determines.
+    fn open_image(&mut self, args: &ReadArgs) -> Result<(Image, Option<Joined>), Failure> {
+        let tiers = std::mem::take(&mut self.tiers);
+        let image = args.image.open_with_tiers(&args.connection, tiers)?;
+        let mut options = std::mem::take(&mut self.options);
+        if args.load.batch_size.is_none() {
+            options.batch_size = default_batch(image.directory());
+        }
+        options = args.weights.weigh(options, args.mix.epoch_size, image.directory())?;
+        options.resume = match args.run.resume_state()? {
+            Some(RunState::Lanes(_)) => {
+                let text =
+                    "the state is in the first epoch over shards: go on with --shards and --index";
+                return Err(Failure::Usage(text.to_owned()));
+            }
+            Some(RunState::Samples(state)) => Some(state),
+            None => None,
+        };
+        if let Some(rows) = self.rows.as_ref().filter(|_| !args.mix.is_given()) {
+            options = rows.run(image.directory(), options)?; // the other ranks compare it when they meet
+        }
+        restart(&args.store, &image, &mut options)?;
+        self.options = options;
+        match (self.meeting.take(), self.store.take()) {
+            (None, None) => Ok((image, None)),
+            (None, Some(store)) => Ok((image.with_store(store, &self.options, None)?, None)),
+            (Some(meeting), store) => {
+                let connect = args.connection.options(false)?;
+                let (image, round) = Joined::join(meeting, image, connect, &self.options, store)?;
+                Ok((image, Some(round)))
+            }
         }
     }
-    let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
-    let dataset = Dataset::from_image(image, ReaderOptions::default());
-    let mixture = args.mix.mixture(&dataset, &args.connection)?;
-    let rows = rows.map(|rows| token_loader(&dataset, mixture.as_ref(), rows, options.clone()));
-    let rows = rows.transpose()?.map(RowReader::new);
-    if let Some(rows) = &rows {
-        options = rows.loader().options().clone(); // with the lengths of rows, which decide the share
+}
+
+/// A run whose images are open.
+struct Run {
+    dataset: Dataset,
+    mixture: Option<Mixture>,
+    rows: Option<RowReader>,
+    options: LoaderOptions,
+    joined: Option<Joined>,
+    ids: Option<IdsFile>,
+    state: StateFile,
+    files: RunFiles,
+    stop: Stop,
+}
+
+/// The batches that a run has delivered, to its end or up to an error.
+struct Delivered {
+    batches: Box<dyn Batches>,
+    sources: Sources,
+    report: RunReport,
+    counted: LoaderStats,
+    end: Result<End, Failure>,
+}
+
+impl Run {
+    /// The number of samples that this rank is still to get.
+    fn owed(&self) -> Result<u64, Failure> {
+        let share = match &self.mixture {
+            Some(mixture) => mixture.share(&self.options)?,
+            None => Share::new(&self.dataset, &self.options)?,
+        };
+        let total = samples_to_read(&share, &self.options);
+        // A resumed run may be complete and read nothing, but a new run must have samples.
+        if total == 0 && self.options.resume.is_none() {
+            check_some(self.dataset.directory())?;
+            let rank = self.options.rank;
+            let world_size = self.options.world_size;
+            let text = format!("rank {rank} of {world_size} has no sample to read in any epoch");
+            return Err(Failure::Usage(format!(
+                "{text}: --drop-last leaves them out, or ranks are too many"
+            )));
+        }
+        Ok(total)
     }
-    let share = match &mixture {
-        Some(mixture) => mixture.share(&options)?,
-        None => Share::new(&dataset, &options)?,
-    };
-    let total = samples_to_read(&share, &options);
-    // A resumed run may be complete and read nothing, but a new run must have samples.
-    if total == 0 && options.resume.is_none() {
-        check_some(dataset.directory())?;
-        let rank = options.rank;
-        let world_size = options.world_size;
-        let text = format!("rank {rank} of {world_size} has no sample to read in any epoch");
-        return Err(Failure::Usage(format!(
-            "{text}: --drop-last leaves them out, or ranks are too many"
-        )));
+
+    /// Reads until the end, an error, a signal or the limit of `--stop-after`.
+    fn deliver(&mut self, args: &ReadArgs, total: u64, quiet: bool) -> Result<Delivered, Failure> {
+        let mut meter = Meter::new("reading", total, quiet);
+        let mut stats = RunStats::start();
+        let mut sources = args.mix.sources(&args.image.image);
+        let options = self.options.clone();
+        let mut batches: Box<dyn Batches> = match (self.rows.take(), &self.mixture) {
+            (Some(rows), _) => Box::new(rows),
+            (None, Some(mixture)) => Box::new(Samples::of(mixture.loader(options)?)),
+            (None, None) => Box::new(Samples::of(self.dataset.loader(options)?)),
+        };
+        self.state.set(RunState::Samples(batches.loader().state()));
+        self.state.save()?; // reports an unwritable file before the work starts
+        batches.loader().stage(&mut (), staging(quiet))?;
+        let limit = args.run.stop_after.unwrap_or(u64::MAX);
+        let end = read_batches(&mut *batches, &mut stats, &mut meter, |stats, batch, loader| {
+            self.ids.iter_mut().try_for_each(|ids| ids.append(batch))?;
+            sources.count(batch);
+            self.state.set(RunState::Samples(loader.state()));
+            Ok(!self.stop.is_set() && stats.so_far().0 < limit)
+        });
+        drop(meter);
+        let counted = batches.loader().stats();
+        let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
+        Ok(Delivered { batches, sources, report, counted, end })
     }
-    let mut meter = Meter::new("reading", total, quiet);
-    let mut stats = RunStats::start();
-    let mut sources = args.mix.sources(&args.image.image);
-    let mut batches: Box<dyn Batches> = match (rows, &mixture) {
-        (Some(rows), _) => Box::new(rows),
-        (None, Some(mixture)) => Box::new(Samples::of(mixture.loader(options)?)),
-        (None, None) => Box::new(Samples::of(dataset.loader(options)?)),
-    };
-    keeper.keep(RunState::Samples(batches.loader().state()));
-    keeper.save()?; // reports an unwritable file before the work starts
-    batches.loader().stage(&mut (), staging(quiet))?;
-    let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let end = read_batches(&mut *batches, &mut stats, &mut meter, |stats, batch, loader| {
-        ids.iter_mut().try_for_each(|ids| ids.append(batch))?;
-        sources.count(batch);
-        keeper.keep(RunState::Samples(loader.state()));
-        Ok(!stop.is_set() && stats.so_far().0 < limit)
-    });
-    drop(meter);
-    let counted = batches.loader().stats();
-    let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
-    joined.iter().for_each(|joined| joined.wait_for_end(dataset.image()));
-    keeper.save()?; // also after an error, so that the run can resume there
-    let written = files.write(batches.loader());
-    if end.as_ref().is_ok_and(|end| *end == End::Complete) {
-        check_complete(report.samples, total)?;
-    } else if let Err(error) = &written {
-        complain(&error.report()); // the run's own error ends the command
-    }
-    let end = end?;
-    let datasets = mixture.as_ref().map_or(std::slice::from_ref(&dataset), Mixture::datasets);
-    print_report(&args, datasets, &sources, batches.rows(), &report, &counted)?;
-    match end {
-        End::Complete => Ok(written.map(|()| Outcome::Done)?),
-        End::Stopped => Ok(keeper.stopped()),
+
+    /// Leaves the other ranks, writes the files of the run, and prints its report.
+    fn finish(
+        &self,
+        args: &ReadArgs,
+        total: u64,
+        delivered: Delivered,
+    ) -> Result<Outcome, Failure> {
+        let Delivered { batches, sources, report, counted, end } = delivered;
+        self.joined.iter().for_each(|joined| joined.wait_for_end(self.dataset.image()));
+        self.state.save()?; // also after an error, so that the run can resume there
+        let written = self.files.write(batches.loader());
+        if end.as_ref().is_ok_and(|end| *end == End::Complete) {
+            check_complete(report.samples, total)?;
+        } else if let Err(error) = &written {
+            complain(&error.report()); // the run's own error ends the command
+        }
+        let end = end?;
+        let only = std::slice::from_ref(&self.dataset);
+        let datasets = self.mixture.as_ref().map_or(only, Mixture::datasets);
+        print_report(args, datasets, &sources, batches.rows(), &report, &counted)?;
+        match end {
+            End::Complete => Ok(written.map(|()| Outcome::Done)?),
+            End::Stopped => Ok(self.state.save_when_stopped()),
+        }
     }
 }
 
 /// The state of the run, and its file. Clones share both.
 #[derive(Clone)]
-struct Keeper {
+struct StateFile {
     file: Option<PathBuf>,
     state: Arc<Mutex<Option<RunState>>>,
 }
 
-impl Keeper {
-    fn of(run: &RunArgs) -> Keeper {
-        Keeper { file: run.state.clone(), state: Arc::default() }
+impl StateFile {
+    fn of(run: &RunArgs) -> StateFile {
+        StateFile { file: run.state.clone(), state: Arc::default() }
     }
 
-    fn keep(&self, state: RunState) {
+    fn set(&self, state: RunState) {
         *self.state.lock() = Some(state);
     }
 
@@ -267,8 +347,9 @@ impl Keeper {
         }
     }
 
-    /// Saves the state of a run that was stopped. Without a file for it, says that --state would allow to resume.
-    fn stopped(&self) -> Outcome {
+    /// Saves the state of a run that was stopped; without a file for it, prints that --state would make the run
+    /// resumable.
+    fn save_when_stopped(&self) -> Outcome {
         if self.file.is_none() {
             eprintln!("dlfs: stopped; with --state FILE the run could be resumed");
             return Outcome::Incomplete;
@@ -511,10 +592,16 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     lines
 }
 
+/// The default batch size.
+fn default_batch(directory: &Directory) -> usize {
+    let step = directory.num_samples() as usize / LENGTHS_LOOKED_AT;
+    samples_within(directory, step, MOST_SAMPLES, MOST_BYTES)
+}
+
 /// The most samples of a batch by default, and about the most bytes of one.
 const MOST_SAMPLES: usize = 256;
 const MOST_BYTES: u64 = 256 << 20;
-/// The lengths of this many samples, or of up to twice as many, decide the default batch size.
+/// The default batch size follows from the lengths of this many samples, or up to twice as many.
 const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options of batches of samples.
 const OF_SAMPLES: [&str; 4] = ["batch_tokens", "drop_last", "pad", "contiguous"];
@@ -533,77 +620,3 @@ Examples:
   dlfs read text.dlfs --batch-tokens 16384 --token-bytes 2 --max-batch 64
   dlfs read text.dlfs --seq-len 2048 --batch-size 8 --pack best_fit --separator 50256
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";
-
-/// Returns whether the first epoch is to make the index that is missing. What needs the whole index opens the shards as
-/// other commands do, which makes it first.
-fn shards_are_meant(args: &ReadArgs) -> bool {
-    let needs_all = args.mix.is_given()
-        || args.weights.are_given()
-        || args.rows.seq_len.is_some()
-        || args.tokens.batch_tokens.is_some()
-        || args.peers.peers.is_some()
-        || args.store.store.is_some();
-    args.image.keeps_index() && !needs_all
-}
-
-fn read_shards(
-    args: &ReadArgs,
-    options: LoaderOptions,
-    tiers: TierOptions,
-    keeper: &Keeper,
-    stop: &Stop,
-    quiet: bool,
-) -> Result<Outcome, Failure> {
-    let resume = args.run.resume_state()?;
-    let mut open = args.image.options(&args.connection, tiers)?;
-    if let (Some(shards), Some(image)) = (&mut open.shards, &args.run.import_to) {
-        shards.import_to = image_to_fill(image).map_err(usage)?;
-    }
-    let open = Options { open, ..Options::default() };
-    let addresses = &args.image.image.0;
-    let mut loader = ShardLoader::open(addresses, &open, options, resume.as_ref(), &mut ())?;
-    let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
-    keeper.keep(loader.state());
-    keeper.save()?; // reports an unwritable file before the work starts
-    let mut meter = Meter::new("reading", 0, quiet);
-    let mut stats = RunStats::start();
-    let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let mut read = || -> Result<End, Error> {
-        let mut batch = Batch::new();
-        loop {
-            let asked = Instant::now();
-            if loader.next_into(&mut batch, &mut ())? {
-                stats.batch(keys(&batch), batch.len_bytes(), asked.elapsed());
-                ids.iter_mut().try_for_each(|ids| ids.append(&batch))?;
-                keeper.keep(loader.state());
-                let (samples, bytes) = stats.so_far();
-                meter.update(samples, bytes);
-                if stop.is_set() || samples >= limit {
-                    return Ok(End::Stopped);
-                }
-            } else if loader.epoch() >= loader.options().epochs.end {
-                return Ok(End::Complete);
-            }
-        }
-    };
-    let end = read();
-    drop(meter);
-    keeper.save()?; // also after an error, so that the run can resume there
-    let end = end?;
-    print_shards(args, &loader, &stats.finish())?;
-    match end {
-        End::Complete => Ok(Outcome::Done),
-        End::Stopped => Ok(keeper.stopped()),
-    }
-}
-
-fn print_shards(args: &ReadArgs, loader: &ShardLoader, report: &RunReport) -> Result<(), Failure> {
-    let shards = loader.shards().shards().len();
-    let facts = json!({"shards": shards, "indexed": loader.dataset().is_some()});
-    let printed = Out::answer(args.run.json, &joined(report, facts), |out| {
-        print_rate(out, report)?;
-        report.lines().iter().try_for_each(|line| out.line(line))?;
-        out.line(format!("  order      CRC32C {:08x}; {shards} shards", report.order_crc32c))
-    });
-    printed.map(drop)
-}
