@@ -226,7 +226,7 @@ impl Service {
         let nsid = config.nsid.0;
         let running = &mut self.subsystems[number];
         running.target.add_namespace(served)?;
-        running.has_namespace(config);
+        running.namespace_added(config);
         Ok(json!({ "nsid": nsid }))
     }
 

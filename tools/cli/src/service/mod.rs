@@ -1,9 +1,9 @@
 //! Targets as a service: what `dlfs serve` runs, from a file or from its command line.
 //!
 //! Both the file and the command line become values of [`config::SubsystemConfig`]. [`running::Service`] has
-//! the running targets, and makes them match the file again. [`control`] answers `dlfs ctl`; [`openings`] carries out
-//! changes of the service, and waits for them; [`limits`] limits hosts; [`takeover`] replaces a service by another
-//! process without closing its addresses. All of it runs on the command's own thread, in the loop of
+//! the running targets, and [`reload`] makes them match the file again. [`control`] answers `dlfs ctl`; [`openings`]
+//! carries out changes of the service, and waits for them; [`limits`] limits hosts; [`takeover`] replaces a service by
+//! another process without closing its addresses. All of it runs on the command's own thread, in the loop of
 //! `commands/serve.rs`, except for reading requests, opening namespaces later, ending targets and writing the access
 //! log (`log.rs`).
 //!
@@ -14,5 +14,6 @@ pub(crate) mod control;
 pub(crate) mod limits;
 pub(crate) mod methods;
 pub(crate) mod openings;
+pub(crate) mod reload;
 pub(crate) mod running;
 pub(crate) mod takeover;

@@ -20,7 +20,8 @@ use dlfs::{Error, ErrorKind, Result};
 use self::Failed::{NothingChanged, PartlyChanged};
 use super::config::{self, NamespaceConfig, ServiceConfig};
 use super::control::{Event, Reply, Request};
-use super::running::{self, DRAIN_LIMIT, Opened, Service};
+use super::reload::Opened;
+use super::running::{self, DRAIN_LIMIT, Service};
 use super::takeover::Manager;
 use crate::log::{self, Place};
 

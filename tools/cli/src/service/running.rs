@@ -1,14 +1,8 @@
-//! The running targets of a service: how they start and end, their sockets, and how they match the configuration file
-//! again.
+//! The running targets of a service: their start, their sockets, and their end.
 //!
-//! A reload has two steps, so that a bad file, machine or remote target changes nothing. First, [`super::openings`]
-//! opens namespaces, and [`Service::prepare`] does everything else that can fail: it listens, starts the targets of
-//! new subsystems without admitting hosts, and allocates all that running targets need. Then [`Service::commit`]
-//! changes the service; it fails, and then in part, only if a target's thread hangs or is dead.
-//!
-//! The hosts of a subsystem that a reload has removed are sent away, and its target ends in the background: the
-//! command's thread calls [`Leaving::step`] again and again. The end of a target may wait for a hanging device, so it
-//! runs on its own thread.
+//! A subsystem that a reload has removed *drains* until its hosts have left or [`DRAIN_LIMIT`] has passed; then its
+//! target *ends*, on a thread of its own, since a hanging device may block it. The command's thread advances both by
+//! calling [`Service::step_leaving`] repeatedly.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
@@ -22,13 +16,12 @@ use serde_json::{Value, json};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
 use dlfs::target::{
-    AccessLog as TargetLog, AnaState, Limiter, PreparedNamespace, ServedNamespace, Target,
-    TargetOptions,
+    AccessLog as TargetLog, AnaState, Limiter, ServedNamespace, Target, TargetOptions,
 };
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::config::{MAX_NSID, NamespaceConfig, ServiceConfig, SubsystemConfig};
+use super::config::{MAX_NSID, NamespaceConfig, SubsystemConfig};
 use crate::log::{self, AccessLog, Output, Place};
 
 /// One running target for each subsystem.
@@ -197,7 +190,7 @@ impl Service {
             || self.ending.iter().any(|(known, _)| known == nqn)
     }
 
-    fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
+    pub(super) fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
         self.subsystems.iter_mut().find(|running| running.config.nqn == *nqn)
     }
 
@@ -245,7 +238,7 @@ impl Service {
         self.subsystems.iter().try_for_each(|running| running.target.stop_listening())
     }
 
-    /// Begins to send all hosts away; returns the number of controllers.
+    /// Begins to send all hosts away; returns the number of connected controllers.
     pub(crate) fn begin_to_drain(&mut self, why: &str) -> usize {
         let controllers =
             self.subsystems.iter().map(|running| running.target.connected().len()).sum();
@@ -281,8 +274,8 @@ impl Running {
         keyed.chain(&self.config.allow_hosts).cloned().collect()
     }
 
-    /// Notes a namespace that its target serves now.
-    pub(crate) fn has_namespace(&mut self, config: NamespaceConfig) {
+    /// Adds a namespace that the target already serves to the configuration, and logs it.
+    pub(crate) fn namespace_added(&mut self, config: NamespaceConfig) {
         let served = self.target.namespaces();
         served.iter().filter(|s| s.nsid == config.nsid).for_each(|s| self.note_namespace(s));
         self.config.namespaces.push(config);
@@ -332,8 +325,7 @@ pub(crate) fn open(
     Ok(ServedNamespace { nsid: namespace.nsid, device, read_only: namespace.read_only })
 }
 
-/// The options of a subsystem's target. Namespaces may be added later, and each sets itself whether it is
-/// writable.
+/// The options of a subsystem's target. Namespaces may be added later, and each has its own `read_only`.
 fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions {
     let threads = config.cpus.as_ref().map_or(1, Cpus::len);
     let mut options = TargetOptions {
@@ -404,206 +396,4 @@ impl Service {
         let note = |access: &AccessLog| access.note("subsystem-removed", Some(nqn), Value::Null);
         self.access.iter().for_each(note);
     }
-}
-
-/// An open namespace for a subsystem.
-pub(crate) struct Opened {
-    pub(crate) nqn: Nqn,
-    pub(crate) config: NamespaceConfig,
-    pub(crate) served: ServedNamespace,
-}
-
-/// Everything that a reload needs, prepared in advance.
-pub(crate) struct Prepared {
-    subsystems: Vec<Ready>,
-    access_log: Option<Output>,
-}
-
-/// A subsystem's part of a reload, prepared in advance.
-#[allow(clippy::large_enum_variant)] // a few of them live as long as a reload
-enum Ready {
-    /// A new subsystem, which admits no host yet.
-    New(Running),
-    /// An existing subsystem, which gains these namespaces.
-    Gains(SubsystemConfig, Vec<(NamespaceConfig, PreparedNamespace)>),
-}
-
-impl Service {
-    /// The namespaces of `new` that are neither served nor in `opened`.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: `new` contains a change that needs a restart.
-    pub(crate) fn missing(
-        &self,
-        new: &ServiceConfig,
-        opened: &[Opened],
-    ) -> Result<Vec<(Nqn, NamespaceConfig)>> {
-        let mut missing = Vec::new();
-        for config in &new.subsystems {
-            if let Some(running) = self.find(&config.nqn) {
-                running.config.check_change(config)?;
-            }
-            let added = self.added(config).filter(|namespace| {
-                !opened.iter().any(|o| o.nqn == config.nqn && o.config == **namespace)
-            });
-            missing.extend(added.map(|namespace| (config.nqn.clone(), namespace.clone())));
-        }
-        Ok(missing)
-    }
-
-    /// The namespaces of `config` that are not served now.
-    fn added<'a>(
-        &'a self,
-        config: &'a SubsystemConfig,
-    ) -> impl Iterator<Item = &'a NamespaceConfig> {
-        let present = self.find(&config.nqn).map_or(&[][..], |running| &running.config.namespaces);
-        config.namespaces.iter().filter(|namespace| !present.contains(namespace))
-    }
-
-    /// Prepares everything to become `new`, without visible effect. `opened` has the namespaces that were
-    /// missing; `place` is the access log's new place.
-    ///
-    /// # Errors
-    /// Errors of listening, of starting a target, and of opening the access log. After an error nothing has
-    /// changed.
-    pub(crate) fn prepare(
-        &mut self,
-        new: &ServiceConfig,
-        mut opened: Vec<Opened>,
-        place: Option<&Place>,
-    ) -> Result<Prepared> {
-        let mut subsystems = Vec::new();
-        for config in &new.subsystems {
-            let added: BTreeSet<u32> = self.added(config).map(|added| added.nsid.0).collect();
-            let its = opened.extract_if(.., |opened| opened.nqn == config.nqn);
-            let its: Vec<Opened> = its.filter(|o| added.contains(&o.config.nsid.0)).collect();
-            subsystems.push(match self.find_mut(&config.nqn) {
-                Some(running) => running.prepare(config.clone(), its)?,
-                None => {
-                    let served = its.into_iter().map(|opened| opened.served).collect();
-                    Ready::New(self.build(config.clone(), served, |options| options.hold = true)?)
-                }
-            });
-        }
-        // Last, since it may leave an empty file behind.
-        let access_log = self.next_access_log(place)?;
-        Ok(Prepared { subsystems, access_log })
-    }
-
-    /// Applies what was prepared, and returns a description of the changes.
-    ///
-    /// # Errors
-    /// `TimedOut`, `Internal`: a target's thread does not answer, or is dead. Some changes have then been
-    /// applied.
-    pub(crate) fn commit(&mut self, new: &ServiceConfig, prepared: Prepared) -> Result<String> {
-        let Prepared { subsystems, access_log } = prepared;
-        if let Some(output) = access_log {
-            self.switch_access_log(output);
-        }
-        let mut news = Vec::new();
-        let is_gone =
-            |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
-        while let Some(number) = self.subsystems.iter().position(is_gone) {
-            let gone = self.subsystems.remove(number);
-            news.push(format!("subsystem {} ends", gone.config.nqn));
-            self.begin_to_end(gone)?;
-        }
-        for ready in subsystems {
-            match ready {
-                Ready::New(running) => {
-                    news.push(format!("subsystem {} begins", running.config.nqn));
-                    // Ends the hold: from now on hosts are admitted.
-                    running.target.set_allowed_hosts(running.config.allow_hosts.clone());
-                    self.add(running);
-                }
-                Ready::Gains(config, namespaces) => {
-                    // Only this thread removes subsystems, so it is found.
-                    let Some(running) = self.find_mut(&config.nqn) else { continue };
-                    running.commit(config, namespaces, &mut news)?;
-                }
-            }
-        }
-        if self.limiter.rules() != new.rules() {
-            self.limiter.set(new.rules());
-            news.push("limits of hosts or namespaces change".to_owned());
-        }
-        if news.is_empty() {
-            let text = "no subsystem, namespace or host has changed; keys are as the files say";
-            news.push(text.to_owned());
-        }
-        Ok(news.join("; "))
-    }
-}
-
-impl Running {
-    fn prepare(&mut self, new: SubsystemConfig, opened: Vec<Opened>) -> Result<Ready> {
-        self.target.prepare_host_keys(&new.host_keys)?;
-        let prepared = opened.into_iter().map(|Opened { config, served, .. }| {
-            let prepared = self.target.prepare_namespace(served);
-            Ok((config, prepared.map_err(|error| of_subsystem(&new.nqn, error))?))
-        });
-        let prepared = prepared.collect::<Result<Vec<_>>>()?;
-        Ok(Ready::Gains(new, prepared))
-    }
-
-    fn commit(
-        &mut self,
-        new: SubsystemConfig,
-        namespaces: Vec<(NamespaceConfig, PreparedNamespace)>,
-        news: &mut Vec<String>,
-    ) -> Result<()> {
-        let nqn = new.nqn.clone();
-        let is_gone = |namespace: &&NamespaceConfig| !new.namespaces.contains(namespace);
-        let gone: Vec<_> = self.config.namespaces.iter().filter(is_gone).cloned().collect();
-        for gone in gone {
-            self.remove_namespace(gone.nsid)?;
-            news.push(format!("{nqn} loses namespace {}", gone.nsid.0));
-        }
-        let before = self.hosts();
-        self.target.set_host_keys(new.host_keys.clone())?;
-        self.target.set_allowed_hosts(new.allow_hosts.clone());
-        if new.ana != self.config.ana {
-            self.set_ana(new.ana)?;
-            news.push(format!("{nqn} is {}", new.ana));
-        }
-        let wanted = new.namespaces.clone();
-        let namespaces_left = std::mem::take(&mut self.config.namespaces);
-        self.config = SubsystemConfig { namespaces: namespaces_left, ..new };
-        let after = self.hosts();
-        for host in before.difference(&after) {
-            self.note("host-removed", json!({ "host": host }));
-            news.push(format!("{nqn} no longer lists {host}"));
-        }
-        for host in self.unlisted(&after) {
-            let ended = self.target.disconnect(&host);
-            news.push(format!("{nqn} disconnects {host} ({ended} controllers)"));
-        }
-        for host in after.difference(&before) {
-            self.note("host-added", json!({ "host": host }));
-            news.push(format!("{nqn} lists {host}"));
-        }
-        // Last, so that a host that is no longer allowed never sees them.
-        for (config, prepared) in namespaces {
-            news.push(format!("{nqn} gains namespace {}", config.nsid.0));
-            self.target.add_prepared(prepared)?;
-            self.has_namespace(config);
-        }
-        self.config.namespaces = wanted;
-        Ok(())
-    }
-
-    /// Connected hosts that the list no longer allows. An empty list allows either all hosts, or none: then
-    /// no host can have connected.
-    fn unlisted(&self, listed: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
-        if self.config.allow_any_host || listed.is_empty() {
-            return BTreeSet::new();
-        }
-        let connected = self.target.connected().into_iter().map(|controller| controller.host);
-        connected.filter(|host| !listed.contains(host)).collect()
-    }
-}
-
-fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
-    let kind = error.kind();
-    Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)
 }
