@@ -1,8 +1,9 @@
 //! A controller from its reset to its shutdown: registers, the admin queue, Identify, and the list of I/O queues.
 //!
-//! Each call runs to its end, within the time that the controller states for its resets and the settings give its
-//! commands. Waits are turns of a [`Clock`], so tests let time pass, and the device act, as they like. After a failed
-//! admin command no other is sent until [`Controller::restart`]: its answer, or its data, may still come.
+//! Each call blocks until it is done: a reset at most for the time that the controller states, an admin command at most
+//! for [`Settings::limit`]. Waits use a [`Clock`], so tests decide how time passes and when the device acts. After an
+//! admin command has timed out, no other is sent until [`Controller::restart`]: its completion and its data may still
+//! arrive.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,14 +21,14 @@ use dlfs_nvme::nvme::{
     Cap, Cc, Csts, IdentifyController, IdentifyError, IdentifyNamespace, Property, Sqe, Status,
 };
 
-/// Wishes of a controller's user.
+/// Settings that the user of a controller chooses.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// I/O queues to ask for; the controller may grant fewer.
     pub queues: u16,
     /// Entries of an I/O queue, 2 to 256; the controller may allow fewer.
     pub entries: u16,
-    /// The time that an admin command has.
+    /// The time limit of an admin command.
     pub limit: Duration,
 }
 
@@ -43,9 +44,9 @@ pub struct Controller {
     io_areas: Area,
     /// Identify data.
     pub identity: IdentifyController,
-    /// The I/O queues: true if one is in use.
+    /// For each I/O queue: true if it is in use.
     used: Vec<bool>,
-    /// Set if an admin command had no answer.
+    /// Set once an admin command has timed out.
     broken: bool,
 }
 
@@ -130,7 +131,7 @@ impl Controller {
         self.await_status("becoming disabled", |csts| !csts.is_ready())
     }
 
-    /// Waits for the status register, for as long as the controller says that a reset takes.
+    /// Waits until the status register fits, at most for the time that the controller states for a reset.
     fn await_status(
         &self,
         step: &'static str,
@@ -250,7 +251,7 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Creates a queue anew after [`Controller::restart`]. Its commands must have been drained.
+    /// Creates a queue in the controller, again after each [`Controller::restart`]. It must have no commands.
     ///
     /// # Errors
     /// The controller refuses or has failed.
@@ -270,8 +271,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Deletes a queue, also for the controller if it `exists` there since the last restart. When this succeeds, the
-    /// device accesses no memory of the queue's commands any more.
+    /// Frees a queue, and deletes it in the controller if it still `exists` there; a restart removes it. When this
+    /// succeeds, the device accesses no memory of the queue's commands any more.
     ///
     /// # Errors
     /// The controller refuses or has failed; the queue stays in use.
@@ -289,8 +290,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Asks the controller to abort a command; the answer, if any, is the command's completion. One abort runs at a
-    /// time, since a controller may take no more.
+    /// Asks the controller to abort a command; the answer, if any, is the command's completion. Does nothing while
+    /// another abort is outstanding, since a controller may take no more.
     ///
     /// # Errors
     /// Those of the bus.
@@ -305,10 +306,10 @@ impl Controller {
         self.admin.ring(&*self.registers)
     }
 
-    /// Looks whether the controller is still there and ready.
+    /// Checks that the controller is still there and ready.
     ///
     /// # Errors
-    /// It is not.
+    /// It is gone, has failed, or is not ready.
     pub fn check(&self) -> Result<(), Fault> {
         match self.registers.read32(Property::Csts.offset())? {
             u32::MAX => Err(Fault::Gone),
@@ -320,7 +321,7 @@ impl Controller {
     /// Shuts the controller down, so that it writes its caches to the medium.
     ///
     /// # Errors
-    /// It is gone, or does not end in time.
+    /// It is gone, has failed, or does not shut down in time.
     pub fn shut_down(&mut self) -> Result<(), Fault> {
         self.check()?;
         self.registers.write32(Property::Cc.offset(), Cc::SHUTDOWN.0)?;

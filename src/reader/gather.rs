@@ -194,8 +194,8 @@ impl Gathered<'_> {
     }
 }
 
-/// Replaces `places` with the live samples of `ids`, sorted by place on media. Each is the number slot * [`PART`] +
-/// position, since numbers of 8 bytes sort fast; they do not overflow, since a data set has at most 2^40 slots.
+/// Replaces `places` with the live samples of `ids`, sorted by place on media. Each is slot * [`PART`] + position:
+/// integers sort fast, and these do not overflow, since a data set has at most 2^40 slots.
 fn by_place(directory: &Directory, ids: &[SampleId], places: &mut Vec<u64>) {
     places.clear();
     places.extend(ids.iter().zip(0..).filter_map(|(&id, position): (_, u64)| {

@@ -1,5 +1,5 @@
-//! A histogram of durations, whose buckets widen with the duration; one thread may write it while others read it
-//! ([`Recorder`]).
+//! Histograms of durations, whose buckets widen with the duration: a plain [`Histogram`], and a [`Recorder`], which
+//! other threads read while one writes it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,10 +65,10 @@ impl Histogram {
     /// The longest duration of `bucket`. The last bucket also counts all longer durations.
     pub(crate) const fn limit(bucket: usize) -> Duration {
         let octave = bucket / Histogram::PER_OCTAVE;
-        let place = bucket % Histogram::PER_OCTAVE;
+        let within = bucket % Histogram::PER_OCTAVE;
         let steps = match octave {
-            0 => place as u64 + 1,
-            _ => (place as u64 + 9) << (octave - 1),
+            0 => within as u64 + 1,
+            _ => (within as u64 + 9) << (octave - 1),
         };
         Duration::from_nanos(steps * STEP_NS)
     }

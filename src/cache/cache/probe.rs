@@ -131,6 +131,7 @@ fn fill(device: &Arc<dyn Device>, bytes: u64) -> Result<()> {
     io.flush()
 }
 
+/// The rate of reads, or of writes, for each number of threads.
 fn table(
     device: &Arc<dyn Device>,
     options: &Probe,
@@ -175,7 +176,7 @@ fn mb_per_s(runs: &[Moved]) -> f64 {
 }
 
 /// Offsets of one thread's I/O: every offset comes once before any repeats, and unless there are very few, no two
-/// in a row are adjacent. Otherwise the CPU cache would be measured.
+/// in a row are adjacent; repeated or adjacent ones would measure the CPU cache.
 struct Offsets {
     count: u64,
     step: u64,

@@ -47,8 +47,8 @@ struct Peer {
 /// The namespaces that a peer serves, in the order of the image.
 pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 
-/// A node's name, for messages; and the address at which it listens with the rank that does: `None` for this
-/// node, and for a node that serves nothing.
+/// A node's name, for messages; and its address with the rank that listens there: `None` for this node, and for
+/// a node that serves nothing.
 pub(super) type Reached = (String, Option<(SocketAddr, u32)>);
 
 /// Slot for a requested queue pair, filled when the connection is made or has failed; and the poller to wake then.
@@ -126,6 +126,7 @@ impl Links {
         self.set_away(Some(SET_ASIDE), node, now, why);
     }
 
+    /// As [`Presence::set_away`]; also warns, and drops the node's namespaces.
     pub(super) fn set_away(&self, span: Option<Duration>, node: u16, now: Instant, why: &str) {
         let peer = &self.peers[usize::from(node)];
         if peer.presence().set_away(now, span) {

@@ -1,5 +1,5 @@
-//! Encodes a directory as a snapshot, and decodes a directory from its snapshot.
-//! A generation uses each namespace up to its used length.
+//! Snapshots of a directory: decodes, encodes and checks them, and computes the length of each namespace that a
+//! generation uses.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -287,8 +287,8 @@ impl Directory {
     }
 
     /// Checks that this is the directory of the opened image, and that everything it reads lies within the used length
-    /// that each namespace's superblock states. If namespace 0's superblock replaces a bad one, or the namespace's own
-    /// names another snapshot, the used length is taken from the directory instead.
+    /// that each namespace's superblock states. If namespace 0's superblock stands in for a bad one, or the namespace's
+    /// own superblock names another snapshot, the used length is taken from the directory instead.
     ///
     /// # Errors
     /// The errors of [`Directory::check_current`]; `OutOfRange`: the directory reads past a used length.

@@ -283,6 +283,7 @@ impl Open {
         Ok(())
     }
 
+    /// The file at this index, open; opens it again if its name was removed.
     fn file(&self, index: usize, creates: bool) -> std::io::Result<Arc<File>> {
         let known = self.last.lock().iter().find(|(known, _)| *known == index).cloned();
         if let Some((_, file)) = known

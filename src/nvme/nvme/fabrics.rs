@@ -357,7 +357,7 @@ impl DiscoveryRecord {
         record
     }
 
-    /// Says that the address takes connections inside TLS 1.3 alone.
+    /// Marks the address as one that accepts connections inside TLS 1.3 only.
     pub fn require_tls(&mut self) {
         self.treq = TREQ_SECURE_CHANNEL | TREQ_SQ_FLOW_CONTROL_OPTIONAL;
         self.tsas[0] = SECTYPE_TLS_1_3;

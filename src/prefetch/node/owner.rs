@@ -26,7 +26,7 @@ use super::deal::{Deal, Part, Share, Step};
 use super::link::{
     BatchHead, MAX_TO_OWNER_BYTES, PROTOCOL, SamplePlace, ToClient, ToOwner, unframe,
 };
-use super::puller::{Command, Entry, Origin, Pulled, Puller, What, ring};
+use super::puller::{Answer, Command, Entry, Origin, Pulled, Puller, ring};
 
 /// The two threads. They end when it is dropped, and with them the connections.
 pub(super) struct Owner {
@@ -177,7 +177,7 @@ impl Server {
             }
             loop {
                 match self.pulled.try_recv() {
-                    Ok(Pulled { run, what }) if run == self.run => self.take(what),
+                    Ok(Pulled { run, answer }) if run == self.run => self.take(answer),
                     Ok(_) => {}
                     Err(TryRecvError::Empty) => break,
                     // The other thread died: clients see the end of their connections.
@@ -331,12 +331,12 @@ impl Server {
     }
 
     /// Takes what the other thread has read.
-    fn take(&mut self, what: What) {
-        match what {
-            What::Begun(returns) => self.returns = returns,
-            What::Batch(entry) => self.add(*entry),
-            What::End => self.deal.end(),
-            What::Failed(error) => {
+    fn take(&mut self, answer: Answer) {
+        match answer {
+            Answer::Begun(returns) => self.returns = returns,
+            Answer::Batch(entry) => self.add(*entry),
+            Answer::End => self.deal.end(),
+            Answer::Failed(error) => {
                 for client in &mut self.clients {
                     let seat = client.seat.filter(|&seat| self.deal.is_wanting(seat));
                     let Some(turn) = seat.map(|seat| self.deal.turn(seat)) else { continue };

@@ -1,4 +1,4 @@
-//! The thread of the owner that waits for the prefetcher.
+//! The thread of a node's owner that waits for the prefetcher, on commands of the thread that serves the clients.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,19 +29,19 @@ pub(crate) struct Origin {
     pub(crate) open: Arc<dyn Fn(State, Arc<Window>) -> Result<Prefetcher> + Send + Sync>,
 }
 
-/// An order of the other thread. `run` counts the positions from which it has read.
+/// A command of the other thread. `run` counts the positions from which it has read.
 pub(super) enum Command {
     Begin { run: u64, position: Position },
     Pull,
 }
 
-/// An answer, for the run in which it was ordered.
+/// An answer, with the run of its command.
 pub(super) struct Pulled {
     pub(super) run: u64,
-    pub(super) what: What,
+    pub(super) answer: Answer,
 }
 
-pub(super) enum What {
+pub(super) enum Answer {
     /// Reading has begun.
     Begun(Option<Returns>),
     Batch(Box<Entry>),
@@ -94,16 +94,16 @@ impl Puller {
             if self.published.elapsed() >= PUBLISH_INTERVAL {
                 self.publish();
             }
-            let what = done.unwrap_or_else(|error| Some(What::Failed(error)));
-            let Some(what) = what else { continue };
-            if self.results.send(Pulled { run: self.run, what }).is_err() {
+            let answer = done.unwrap_or_else(|error| Some(Answer::Failed(error)));
+            let Some(answer) = answer else { continue };
+            if self.results.send(Pulled { run: self.run, answer }).is_err() {
                 return; // the other thread has ended
             }
             ring(&self.bell);
         }
     }
 
-    /// Waits for a command, and shows the counters once it waits for longer; `None`: the other thread has ended.
+    /// Waits for a command; publishes the counters if none comes soon. `None`: the other thread has ended.
     fn next_command(&mut self) -> Option<Command> {
         match self.commands.recv_timeout(PUBLISH_INTERVAL) {
             Ok(command) => return Some(command),
@@ -113,7 +113,7 @@ impl Puller {
         self.commands.recv().ok()
     }
 
-    fn begin(&mut self, (epoch, consumed): Position) -> Result<Option<What>> {
+    fn begin(&mut self, (epoch, consumed): Position) -> Result<Option<Answer>> {
         let mut state = self.base.clone();
         if (state.epoch.0, state.consumed) != (epoch, consumed) {
             state.move_to((Epoch(epoch), consumed), None);
@@ -124,17 +124,17 @@ impl Puller {
         };
         let returns = begun.returns();
         self.prefetcher = Some(begun);
-        Ok(Some(What::Begun(returns)))
+        Ok(Some(Answer::Begun(returns)))
     }
 
-    /// Waits for the next batch; `None`: the thread is to do something else.
-    fn pull(&mut self) -> Result<Option<What>> {
+    /// Waits for the next batch; `None`: a command or the end came first, or there is no prefetcher.
+    fn pull(&mut self) -> Result<Option<Answer>> {
         let Some(prefetcher) = &mut self.prefetcher else { return Ok(None) };
         let before = prefetcher.course.stats;
         let mut batch = Batch::new();
         loop {
             match prefetcher.next_within(&mut batch, TICK)? {
-                NextBatch::End => return Ok(Some(What::End)),
+                NextBatch::End => return Ok(Some(Answer::End)),
                 NextBatch::Ready => break,
                 NextBatch::Later => {
                     if self.stop.load(Ordering::Acquire) || !self.commands.is_empty() {
@@ -155,10 +155,10 @@ impl Puller {
             .unwrap_or_default();
         let (offsets, loose) = places(&batch, &self.window.pool)?;
         let entry = Entry { batch, head, layout, skipped, offsets, loose, cause };
-        Ok(Some(What::Batch(Box::new(entry))))
+        Ok(Some(Answer::Batch(Box::new(entry))))
     }
 
-    /// Shows the counters.
+    /// Publishes the counters.
     fn publish(&mut self) {
         if let Some(prefetcher) = &self.prefetcher {
             *self.stats.lock() = prefetcher.stats();
@@ -187,7 +187,7 @@ fn places(batch: &Batch, pool: &Pool) -> Result<(Vec<u64>, Option<SealedBytes>)>
     Ok((offsets, sealed))
 }
 
-/// The cause of the longest wait; without a wait, the one of a rank that others hold up.
+/// The cause of the longest wait; without a wait, [`Cause::Window`], as if others hold up the rank.
 fn longest(stalls: &Stalls) -> Cause {
     let waits = stalls.each().filter(|(_, waited)| !waited.is_zero());
     waits.max_by_key(|(_, waited)| *waited).map_or(Cause::Window, |(cause, _)| cause)

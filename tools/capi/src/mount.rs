@@ -1,5 +1,5 @@
-//! Mounts a data set or a view, a part of its samples, and describes it without reading samples: names, folders,
-//! fields.
+//! Mounted data sets: mounts and unmounts them, describes them without reading samples (facts, names, folders), and
+//! selects views, which are parts of their samples.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 

@@ -5,8 +5,8 @@
 //! reads, reads them as one batch, answers them, and takes the next ones until none is left. Otherwise the
 //! thread leaves its read in the queue, for a leader, and takes further requests.
 //!
-//! From a sample above 1 MiB, only the pieces that a read touches are read, and more ahead of a sequential
-//! reader.
+//! For a sample above 1 MiB, only the pieces that a read touches are read, and further pieces ahead of a
+//! sequential reader.
 //!
 //! # Reads that the target left unanswered
 //!
@@ -243,7 +243,7 @@ impl Reads {
                 }
                 Err(error) => {
                     // If the target did not answer, the remaining parts fail, too, instead of waiting each.
-                    let behind = is(&error).then(|| pieces.by_ref());
+                    let behind = is_unanswered(&error).then(|| pieces.by_ref());
                     let behind = behind.into_iter().flatten().map(|(part, _)| part);
                     self.fail(&error, began, std::iter::once(part).chain(behind).collect());
                 }
@@ -354,8 +354,8 @@ impl Unanswered {
         let has_waited = |asked: Instant| failures.iter().any(|failure| asked < failure.at);
         let files = match error.kind() {
             ErrorKind::TimedOut | ErrorKind::Disconnected => reads.map(|(file, _)| file).collect(),
-            // These reads had the short limit. The files are noted only of those that the kernel requested
-            // before an earlier failure: the short limits then end, even if programs go on to read.
+            // These reads had the short limit. Only those that the kernel requested before an earlier failure are
+            // noted, so that the short limits end even if programs go on to read.
             ErrorKind::Interrupted => {
                 reads.filter(|(_, asked)| has_waited(*asked)).map(|(file, _)| file).collect()
             }
@@ -376,7 +376,7 @@ impl Unanswered {
 }
 
 /// Returns whether the error says that the target did not answer in time.
-fn is(error: &Error) -> bool {
+fn is_unanswered(error: &Error) -> bool {
     use ErrorKind::{Disconnected, Interrupted, TimedOut};
     matches!(error.kind(), TimedOut | Disconnected | Interrupted)
 }

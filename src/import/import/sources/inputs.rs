@@ -23,14 +23,13 @@ pub(crate) struct Inputs {
     objects: Option<ObjectStreams>,
     /// Number of streams begun, including skipped ones.
     begun: u64,
-    /// Set if the first stream is not read from its beginning: decompressed bytes of it that are skipped; 0: it is not
-    /// compressed, and the store is asked for a part.
+    /// Set if the first stream is not read from its beginning: the number of its decompressed bytes to skip, or 0 if it
+    /// is not compressed, so that the store is asked for a part.
     first: Option<u64>,
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
-    /// Set if the input is one shard, in which places are known, also if it is a file. Set to true once the shard has
-    /// turned out to be compressed.
+    /// Set if the input is one shard, an object or a file; true once the shard has turned out to be compressed.
     is_packed: Option<Arc<AtomicBool>>,
     /// The bytes to read of such a shard, which is not compressed; `None`: all.
     part: Option<Range<u64>>,

@@ -40,7 +40,7 @@ pub struct SourceReport {
     pub largest_deviation: f64,
     /// The standard deviation of whole batches from the source's share, in samples.
     pub spread: f64,
-    /// The standard deviation that a random permutation of the epoch would have.
+    /// The `spread` to expect of a random permutation of the epoch.
     pub chance: f64,
 }
 
@@ -65,7 +65,7 @@ struct Seen {
 }
 
 impl MixtureObserver {
-    /// An observer of an epoch in batches of `batch` samples (0 counts as 1). `sources` are the name of each
+    /// An observer of an epoch in batches of `batch` samples (0 counts as 1). `sources`: the name of each
     /// source, its number of samples, and the number that the mixture prescribes.
     pub fn new(
         batch: u64,
@@ -93,16 +93,16 @@ impl MixtureObserver {
     /// If the source does not exist.
     pub fn see(&mut self, source: u32, id: u64, shares: impl FnOnce(u64) -> Vec<f64>) {
         let MixtureReport { samples, batch, sources, .. } = &mut self.report;
-        let told = &mut sources[source as usize];
+        let counts = &mut sources[source as usize];
         let seen = &mut self.seen[source as usize];
-        told.drawn += 1;
+        counts.drawn += 1;
         seen.in_batch += 1;
         let word = (id / 64) as usize;
         let bit = 1 << (id % 64);
         if seen.ids.len() <= word {
             seen.ids.resize(word + 1, 0);
         }
-        told.distinct += u64::from(seen.ids[word] & bit == 0);
+        counts.distinct += u64::from(seen.ids[word] & bit == 0);
         seen.ids[word] |= bit;
         self.has_repeat |= !self.in_batch.insert((source, id));
         *samples += 1;
@@ -114,11 +114,11 @@ impl MixtureObserver {
 
     fn end_batch(&mut self, shares: &[f64]) {
         let report = &mut self.report;
-        for ((told, seen), share) in report.sources.iter_mut().zip(&mut self.seen).zip(shares) {
+        for ((counts, seen), share) in report.sources.iter_mut().zip(&mut self.seen).zip(shares) {
             let apart = std::mem::take(&mut seen.in_batch) as f64 - share;
-            told.share += share;
-            told.largest_deviation = told.largest_deviation.max(apart.abs());
-            told.spread += apart * apart;
+            counts.share += share;
+            counts.largest_deviation = counts.largest_deviation.max(apart.abs());
+            counts.spread += apart * apart;
         }
         report.batches += 1;
         report.batches_with_repeats += u64::from(std::mem::take(&mut self.has_repeat));
