@@ -48,9 +48,8 @@ pub(crate) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -
     let whole = match number {
         Number::Int(number) => Some(number),
         // `as i128` saturates, so floats of 2^64 or more are excluded.
-        Number::Float(number) => {
-            Some(number as i128).filter(|whole| *whole as f64 == number && whole.abs() < 1 << 64)
-        }
+        Number::Float(number) => Some(number as i128)
+            .filter(|whole| *whole as f64 == number && whole.unsigned_abs() < 1 << 64),
     };
     let float = match number {
         Number::Int(whole) => Some(whole as f64).filter(|float| *float as i128 == whole),
@@ -96,6 +95,16 @@ fn of_half(bits: u16) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn floats_beyond_the_integers_are_refused() {
+        for float in [-2f64.powi(127), 2f64.powi(64), -1e300, 0.5, f64::NAN, f64::NEG_INFINITY] {
+            assert!(!put_number(Element::I64, Number::Float(float), &mut Vec::new()), "{float}");
+        }
+        let mut bytes = Vec::new();
+        assert!(put_number(Element::I64, Number::Float(-2f64.powi(63)), &mut bytes));
+        assert_eq!(bytes, i64::MIN.to_le_bytes());
+    }
 
     #[test]
     fn halves_are_the_numbers_that_they_are() {
