@@ -22,7 +22,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -140,8 +140,6 @@ impl FirstEpoch {
                 1,
             )?,
             pool: memory(&state)?,
-            long_bytes: Arc::default(),
-            awaited: AtomicU32::new(u32::MAX),
             stopped: AtomicBool::new(false),
         };
         let mut first = FirstEpoch {
@@ -257,7 +255,6 @@ impl FirstEpoch {
         if lane.window.is_some() || lane.has_ended() {
             return Ok(true);
         }
-        self.of.awaited.store(number, Ordering::Relaxed);
         let window = match lane.windows.recv_deadline(until) {
             Ok(arrived) => arrived?,
             Err(RecvTimeoutError::Timeout) => return Ok(false),
@@ -397,39 +394,8 @@ struct OfLanes {
     /// The layout of the windows' directories.
     layout: ImageLayout,
     pool: Pool,
-    /// Bytes of the windows of one longer sample each, which are outside the pool.
-    long_bytes: Arc<AtomicU64>,
-    /// The lane that the next batch waits for.
-    awaited: AtomicU32,
     /// Set when nobody waits for windows any more.
     stopped: AtomicBool,
-}
-
-impl OfLanes {
-    /// Waits while long samples have more memory than the windows, unless the next batch waits for `lane`. `false`:
-    /// nobody waits any more.
-    fn may_decode(&self, lane: u32) -> bool {
-        let is_full =
-            || self.long_bytes.load(Ordering::Relaxed) > self.pool.capacity_bytes() as u64;
-        let is_awaited = || self.awaited.load(Ordering::Relaxed) == lane;
-        let is_over = || self.stopped.load(Ordering::Relaxed);
-        while is_full() && !is_awaited() && !is_over() {
-            std::thread::sleep(STEP);
-        }
-        !is_over()
-    }
-}
-
-/// The bytes of a window in the sum of all such.
-struct LongBytes {
-    sum: Arc<AtomicU64>,
-    own: u64,
-}
-
-impl Drop for LongBytes {
-    fn drop(&mut self) {
-        self.sum.fetch_sub(self.own, Ordering::Relaxed);
-    }
 }
 
 /// The work of a lane's thread.
@@ -483,15 +449,14 @@ impl LaneWork {
         begin: LanePlace,
         window: &mut WindowBuilder,
     ) -> Result<bool> {
-        let OfLanes { set, filling: image, spec, .. } = &*self.of;
+        let OfLanes { set, filling: image, stopped, .. } = &*self.of;
         let mut record = Vec::new();
         let mut reader = CopyingReader::open(set, image.as_deref(), shard)?;
         for sample in 0.. {
-            record.clear();
-            record.shrink_to(spec.window_bytes as usize);
-            if !self.of.may_decode(self.lane) {
+            if stopped.load(Ordering::Relaxed) {
                 return Ok(false);
             }
+            record.clear();
             let Some(read) = reader.next(&mut record)? else { break };
             if window.columns.is_empty() && !read.values.is_empty() {
                 window.columns = reader.columns(); // known with the first sample
@@ -532,7 +497,6 @@ struct Window {
     end: LanePlace,
     /// True if the lane ends with the window.
     ends_lane: bool,
-    _long: Option<LongBytes>,
 }
 
 /// The windows of a lane, one after the other, each while it is being filled.
@@ -617,20 +581,13 @@ impl WindowBuilder {
             directory.add_run(of.layout.first_cell() + at.div_ceil(CELL_BYTES), samples)?;
         }
         let directory = Arc::new(directory.finish(Generation(1), 0)?);
-        let own = full.buf.len() as u64;
-        let _long = (own > of.spec.window_bytes).then(|| {
-            of.long_bytes.fetch_add(own, Ordering::Relaxed);
-            LongBytes { sum: Arc::clone(&of.long_bytes), own }
-        });
         let buf = full.buf.freeze();
-        Ok(Some(Window { directory, buf, samples: full.locations, end, ends_lane, _long }))
+        Ok(Some(Window { directory, buf, samples: full.locations, end, ends_lane }))
     }
 }
 
 /// The memory of a rank's windows by default.
 const WINDOW_BYTES: usize = 256 << 20;
-/// The pause of a lane that waits for memory.
-const STEP: Duration = Duration::from_millis(1);
 /// The longest time for which dropping waits. A thread that waits for a store ends with the request's own limit.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
