@@ -582,6 +582,26 @@ fn without_memory_on_the_device_a_batch_fails_and_the_next_ones_go_on() {
 }
 
 #[test]
+fn a_ring_takes_memory_that_is_there_before_it_takes_more() {
+    if ran_alone(a_ring_takes_memory_that_is_there_before_it_takes_more) {
+        return;
+    }
+    let fake = Fake::open();
+    let ring = Ring::new(cuda(), 0, 4).unwrap();
+    for _ in 0..20 {
+        let batch = slot(&ring).upload(vec![1; 10], |bytes| whole(bytes)).unwrap();
+        let others: Vec<Slot> = (0..3).map(|_| slot(&ring)).collect();
+        drop(batch);
+        let used = slot(&ring); // the last one, once it is back
+        drop(others);
+        drop(used); // behind those without memory
+        assert_eq!(fake.counts().allocations, 1);
+    }
+    drop(ring);
+    assert_eq!((fake.counts().allocations, fake.violations()), (0, 0));
+}
+
+#[test]
 fn a_full_ring_makes_wait_and_a_dropped_batch_makes_room() {
     if ran_alone(a_full_ring_makes_wait_and_a_dropped_batch_makes_room) {
         return;
