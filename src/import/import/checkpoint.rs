@@ -491,8 +491,22 @@ mod tests {
             names,
             space: String::new(),
         };
+        assert!(serde_json::to_vec(&checkpoint).unwrap().len() <= JSON_BYTES);
         let bytes = checkpoint.encode();
         assert_eq!(Checkpoint::parse(&bytes).unwrap().encode(), bytes);
+    }
+
+    #[test]
+    fn a_point_of_which_only_the_first_block_arrived_is_whole() {
+        let mut checkpoint = Checkpoint::new(&journal(), "tar", &list(2000, None));
+        let names = packed(&numbered(1000));
+        checkpoint.push(list(2000, None).point(9, place(1), 1000), names.clone());
+        let before = checkpoint.encode();
+        checkpoint.push(list(2000, None).point(1 << 60, place(1999), 1000), names);
+        let after = checkpoint.encode();
+        assert!(after[4096..].iter().any(|&byte| byte != 0), "names lie behind the first block");
+        let torn = [&after[..4096], &before[4096..]].concat();
+        assert_eq!(Checkpoint::parse(&torn).unwrap().points[0].samples, 1 << 60);
     }
 
     fn numbered(count: u64) -> Vec<Vec<u8>> {
