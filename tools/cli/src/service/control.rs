@@ -333,7 +333,7 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// The most clients at a time.
-const MAX_CLIENTS: usize = 16;
+pub(super) const MAX_CLIENTS: usize = 16;
 /// The longest request.
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// The longest answer, enough for some 50,000 controllers.

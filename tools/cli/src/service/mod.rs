@@ -17,3 +17,5 @@ pub(crate) mod openings;
 pub(crate) mod reload;
 pub(crate) mod running;
 pub(crate) mod takeover;
+#[cfg(test)]
+mod tests;
