@@ -103,7 +103,7 @@ def items(code):
         if kind[1] != "impl" and (kind[1] != "use" or " as " in head):
             yield head
         name = re.sub(r"^(pub |impl |unsafe |enum |trait |struct |union )+", "", without_generics_of_impl(head))
-        name = re.split(r" where |: |\(| = ", name)[0]
+        name = re.split(r" where |: |\(| = ", re.sub(r" = \w+(?=[,>])", "", name))[0]
         body = block.split("{\n", 1)[-1] if kind[1] in ("impl", "enum", "trait", "struct", "union") else ""
         for part in filter(None, parts(body, "    ")):
             if kind[1] in ("enum", "trait"):
