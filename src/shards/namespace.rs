@@ -651,7 +651,7 @@ const MOST_ALONE: usize = 2;
 /// The most runs that are decoded at a time, and their bytes: as many are in requests. One run may have more.
 const MOST_RUNS_AT_ONCE: usize = 32;
 const DECODED_BYTES: u64 = 32 << 20;
-/// The most reads of samples alone at a time: of Parquet, each has a page, of about 1 MiB.
+/// The most reads of samples alone at a time.
 const MOST_TOUCHING: usize = 32;
 /// The most runs that loaders' windows wait for meanwhile.
 const RUNS_BESIDE_SAMPLES: usize = 2;
