@@ -1,4 +1,8 @@
-//! An image that is filled with shards while they are read: see `dlfs_import::import::many::filling`.
+//! Copies shards into an image while they are read, so that later epochs and runs read the image instead.
+//!
+//! A [`CopyingReader`] reads each shard: from its source, and then a [`FillingShard`] writes the copy; or, if an earlier
+//! run has written it, from the incomplete image ([`FilledShard`]). The layout of an incomplete image is in
+//! `dlfs_import::import::many::filling`.
 
 use std::sync::Arc;
 use std::vec;
@@ -17,59 +21,68 @@ use dlfs_import::import::many::filling::{FilledChunk, Filling, commit};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
+use crate::assemble::assemble;
 use crate::index::{ShardIndex, ShardSample};
-use crate::namespace::assemble;
-use crate::set::{ShardReader, ShardSet};
+use crate::reader::ShardReader;
+use crate::set::ShardSet;
 
 /// The right of a rank to write shards into an image. Threads share it.
 pub struct ShardFilling {
     set: Arc<ShardSet>,
     image: Vec<Address>,
     connect: ConnectOptions,
+    /// Writes the rank's namespace.
     filling: Filling,
     world_size: u32,
 }
 
-/// A shard that is read: from the image, if that has it, or from its source, and copied to the image.
+/// Reads a shard from the image, if an earlier run wrote it there, or from its source, and then copies it to the image.
 pub enum CopyingReader<'a> {
-    /// From its source.
+    /// From the source; with the copy, if an image is being filled.
     Shard(Box<ShardReader<'a>>, Option<FillingShard<'a>>),
-    /// From the image that an earlier run has begun to fill.
+    /// From the image that an earlier run began to fill.
     Image(FilledShard<'a>),
 }
 
-/// A shard that is being written. Dropping it unfinished leaves it out.
+/// A shard that is being written to the image. Dropping it before it is finished leaves it out of the image.
 pub struct FillingShard<'a> {
-    of: &'a ShardFilling,
+    image: &'a ShardFilling,
     spec: ChunkSpec,
-    /// A table of one row, for the typed values of a sample.
+    /// A table of one row: the typed values of the sample that is being added.
     row: ColumnTable,
+    /// Computes the length of the header of the open chunk.
     fill: Fill,
     open: OpenChunk,
 }
 
-/// A chunk that takes samples, and the records of those so far.
+/// The chunk that takes samples; it is empty until the first sample of a shard or chunk is added.
 struct OpenChunk {
     chunk: FilledChunk,
+    /// Length of the header, for which room is left in front of the records.
     header_bytes: u64,
+    /// Buffer for the records: the first `len` bytes are used.
     data: IoBuf,
     len: usize,
 }
 
 /// A shard that an earlier run has written, read from the image.
 pub struct FilledShard<'a> {
-    of: &'a ShardFilling,
+    image: &'a ShardFilling,
     index: ShardIndex,
     columns: Vec<ColumnSpec>,
+    /// The chunks after the current one.
     chunks: vec::IntoIter<FilledChunk>,
+    /// The records of the current chunk.
     data: IoBuf,
-    /// The end of the sample before, in `data`, and the samples of the chunk that are left.
+    /// Offset in `data` of the next record.
     at: usize,
+    /// Number of samples left in the current chunk.
     left: u32,
+    /// Number of the next sample in the shard.
     next: usize,
 }
 
-/// Parses an image to fill: addresses separated by commas, each with or without `file:` in front.
+/// Parses the addresses of an image to fill, separated by commas, each with or without `file:` in front.
 ///
 /// # Errors
 /// `InvalidArgument`: one is no address.
@@ -79,7 +92,7 @@ pub fn image_to_fill(text: &str) -> Result<Vec<Address>> {
 }
 
 impl ShardFilling {
-    /// Begins to fill `image` as `rank` of `world_size`, or goes on. `None`: the image is complete.
+    /// Begins or continues to fill `image` as `rank` of `world_size`. `None`: the image is complete.
     ///
     /// # Errors
     /// `InvalidArgument`: there are fewer namespaces than ranks, and they are no files. Errors of [`Filling::begin`].
@@ -91,7 +104,7 @@ impl ShardFilling {
     ) -> Result<Option<ShardFilling>> {
         let count = image.len();
         let is_shared = count < world_size as usize;
-        // Only files are given from rank to rank within moments.
+        // Ranks that share a namespace write it in turns, which need file locks.
         let can_share = image.iter().all(|address| matches!(address, Address::Path(_)));
         if is_shared && !can_share && !Filling::is_complete(image, source_of(set), connect)? {
             let text = format!("{world_size} ranks cannot write an image of {count} namespaces");
@@ -99,7 +112,7 @@ impl ShardFilling {
             return Err(invalid(text).hint(hint));
         }
         let begun = Filling::begin(image, source_of(set), rank, connect)?;
-        let begun = begun.map(|own| if is_shared { own.in_turns() } else { own });
+        let begun = begun.map(|filling| if is_shared { filling.in_turns() } else { filling });
         Ok(begun.map(|filling| ShardFilling {
             set: Arc::clone(set),
             image: image.to_vec(),
@@ -109,7 +122,7 @@ impl ShardFilling {
         }))
     }
 
-    /// Begins to write a shard.
+    /// Begins to write the shard with this number.
     fn shard(&self, shard: usize) -> Result<FillingShard<'_>> {
         let spec = ChunkSpec {
             layout: self.filling.layout(),
@@ -122,13 +135,13 @@ impl ShardFilling {
         let chunk = self.filling.begin_shard(shard as u64);
         let open = OpenChunk { chunk, header_bytes: 0, data: IoBuf::empty(), len: 0 };
         let fill = spec.empty()?;
-        Ok(FillingShard { of: self, spec, row: ColumnTable::default(), fill, open })
+        Ok(FillingShard { image: self, spec, row: ColumnTable::default(), fill, open })
     }
 
-    /// A shard that was in the image when this began; `None`: it is to be read from its source.
+    /// A shard that was in the image before this filling began; `None`: it must be read from its source.
     ///
     /// # Errors
-    /// Errors of reading its index.
+    /// Errors of reading the shard's index.
     pub fn filled(&self, shard: usize) -> Result<Option<FilledShard<'_>>> {
         let filled = self.filling.filled();
         if !filled.has(shard as u64) {
@@ -137,7 +150,7 @@ impl ShardFilling {
         let Some(index) = self.set.kept_index(shard)? else { return Ok(None) };
         let chunks = filled.shard(shard as u64, index.len() as u64);
         Ok(chunks.map(|chunks| FilledShard {
-            of: self,
+            image: self,
             columns: index.columns(),
             index,
             chunks: chunks.into_iter(),
@@ -148,10 +161,11 @@ impl ShardFilling {
         }))
     }
 
-    /// Ends writing, and commits the image, once all shards have an index and are in the image.
+    /// Makes all written shards durable; then commits the image, if all shards have an index and are in the image.
     ///
     /// # Errors
-    /// Errors of writing; as [`commit`]. `NotFound`: a shard has no index. `Busy` instead, if ranks share a file.
+    /// Errors of writing; as [`commit`]. `NotFound`: a shard has no index, or is not in the image; if ranks share a
+    /// file, this is `Busy`.
     pub fn commit(&self) -> Result<()> {
         self.filling.end()?;
         let set = &self.set;
@@ -166,7 +180,7 @@ impl ShardFilling {
             let counts = indexes.iter().map(|index| index.len() as u64).collect();
             Ok((assemble(set, indexes)?.directory, counts))
         });
-        // A rank that shares a file does not hold it while it reads.
+        // Between writes, a rank does not lock a shared file: an absent shard means that another rank still reads it.
         let is_shared = self.image.len() < ranks as usize;
         done.map_err(|error| {
             if is_shared && error.kind() == ErrorKind::NotFound {
@@ -178,13 +192,13 @@ impl ShardFilling {
     }
 }
 
-/// The identity of the shards that the image keeps.
+/// The identity of the shards in the image's journal: the lower half of a hash, which is a hash, too.
 fn source_of(set: &ShardSet) -> u64 {
-    set.identity() as u64 // its lower half is as good a hash
+    set.identity() as u64
 }
 
 impl<'a> CopyingReader<'a> {
-    /// Reads a shard of `set`, and copies it to the image of `filling`.
+    /// A reader of a shard of `set`. With `filling`, the shard is read from its image, or copied to the image.
     ///
     /// # Errors
     /// As [`ShardSet::reader`]; errors of reading the image.
@@ -200,10 +214,10 @@ impl<'a> CopyingReader<'a> {
         Ok(CopyingReader::Shard(Box::new(set.reader(shard)?), copy))
     }
 
-    /// As [`ShardReader::next`].
+    /// The next sample; appends its record to `record`. `None` after the last.
     ///
     /// # Errors
-    /// As there; errors of the image.
+    /// As [`ShardReader::next`]; errors of the image.
     pub fn next(&mut self, record: &mut Vec<u8>) -> Result<Option<ShardSample>> {
         let (reader, copy) = match self {
             CopyingReader::Image(filled) => return filled.next(record),
@@ -225,7 +239,7 @@ impl<'a> CopyingReader<'a> {
         }
     }
 
-    /// Ends the shard behind its last sample; returns its index, and whether that is new.
+    /// Ends the shard after its last sample; returns the shard's index, and whether this reader made the index.
     ///
     /// # Errors
     /// As [`ShardReader::finish`]; errors of the image.
@@ -241,7 +255,7 @@ impl<'a> CopyingReader<'a> {
 }
 
 impl FillingShard<'_> {
-    /// Adds the next sample. `columns`: the typed columns, asked for with the first sample.
+    /// Adds the next sample. `columns` returns the typed columns; only the first sample calls it.
     fn push(
         &mut self,
         sample: &ShardSample,
@@ -259,13 +273,13 @@ impl FillingShard<'_> {
         let meta = SampleMeta {
             id: SampleId(0),
             name: &name,
-            // A label that is given only at the end is the number of a class.
-            label: sample.label.or(Some(MOST_CLASSES)),
+            // Without a label, the sample may get the number of a class when the image is committed.
+            label: sample.label.or(Some(LONGEST_LABEL)),
             values: if self.row.is_empty() { Default::default() } else { self.row.row(0) },
         };
         let len_bytes = sample.len_bytes;
         if self.open.chunk.count > 0 && self.fill.fit(&meta, len_bytes) != Fit::Here {
-            self.open.hand_over(&self.of.filling)?;
+            self.open.write(&self.image.filling)?;
         }
         if self.open.chunk.count == 0 {
             let most = padded(record.len()).max(self.spec.layout.chunk_size_bytes as usize);
@@ -280,23 +294,26 @@ impl FillingShard<'_> {
 
     /// Ends the shard after its last sample.
     fn finish(mut self) -> Result<()> {
-        self.open.hand_over(&self.of.filling)?;
-        self.of.filling.end_shard()
+        self.open.write(&self.image.filling)?;
+        self.image.filling.end_shard()
     }
 
-    /// A name as long as the sample's may become, which shares no bytes with its neighbours': another shard may have
-    /// the sample's own name.
-    fn longest_name(&self, own: &[u8]) -> Vec<u8> {
+    /// A stand-in for the name that the sample gets at the commit, whose encoding is at least as long: if an earlier
+    /// shard has `name`, the sample's name gets the shard in front. Names are front-coded, so the stand-in shares no
+    /// prefix with its neighbours.
+    fn longest_name(&self, name: &[u8]) -> Vec<u8> {
         let FilledChunk { shard, count, .. } = self.open.chunk;
-        if self.of.set.shards.is_numbered() {
-            return own.to_vec();
+        let set = &self.image.set;
+        if set.shards.is_numbered() {
+            return name.to_vec();
         }
-        let len = self.of.set.shards()[shard as usize].name.len() + 1 + own.len();
+        let len = set.shards()[shard as usize].name.len() + 1 + name.len();
         vec![b'a' + (count % 2) as u8; len.min(MAX_NAME_BYTES)]
     }
 }
 
 impl OpenChunk {
+    /// Appends a record, for which there must be room.
     fn add(&mut self, record: &[u8]) {
         let end = self.len + record.len();
         self.data[self.len..end].copy_from_slice(record); // the image packs tightly
@@ -307,8 +324,8 @@ impl OpenChunk {
         }
     }
 
-    /// Hands the chunk over, if it has samples, and begins the next one.
-    fn hand_over(&mut self, filling: &Filling) -> Result<()> {
+    /// Writes the chunk, if it has samples, and begins the next one.
+    fn write(&mut self, filling: &Filling) -> Result<()> {
         if self.chunk.count == 0 {
             return Ok(());
         }
@@ -328,7 +345,7 @@ impl FilledShard<'_> {
     fn next(&mut self, record: &mut Vec<u8>) -> Result<Option<ShardSample>> {
         while self.left == 0 {
             let Some(chunk) = self.chunks.next() else { return Ok(None) };
-            self.data = self.of.filling.filled().chunk(&chunk)?;
+            self.data = self.image.filling.filled().chunk(&chunk)?;
             (self.at, self.left) = (0, chunk.count);
         }
         let index = &self.index;
@@ -367,5 +384,5 @@ fn padded(len: usize) -> usize {
     len.next_multiple_of(CELL_BYTES as usize)
 }
 
-/// More classes than there are samples in a shard, whose number takes 5 bytes.
-const MOST_CLASSES: i64 = 1 << 32;
+/// A label whose encoding is at least as long as that of the number of any class.
+const LONGEST_LABEL: i64 = 1 << 32;

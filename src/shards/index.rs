@@ -1,18 +1,21 @@
 //! The index of a shard: its samples, and the places from which runs of them are decoded again.
 //!
-//! Kept indexes are bytes from elsewhere: each number is checked before it is used.
+//! An index may be kept in a file or object, from which anything may come back: each number is checked before it is
+//! used. Numbers below are LEB128 unless a length is given; a string has its length in front.
 //!
-//! | bytes   | field    | meaning                                                                    |
-//! |---------|----------|----------------------------------------------------------------------------|
-//! | 0..8    | magic    | `DLFSSHIX`                                                                 |
-//! | 8..12   | version  | 1, little-endian                                                           |
-//! | ..      | head     | fields, types, classes, runs, bad entries and pages: JSON with its length in front |
-//! | ..      | prefix   | the first bytes of all names, with their length in front                   |
-//! | ..      | samples  | their number, then for each: rest of its name, length, CRC32C (4 bytes), label, offset |
-//! | ..      | columns  | the values of typed columns, with their length in front                    |
-//! | last 4  | checksum | CRC32C of all that comes before                                            |
+//! | bytes   | field    | meaning                                                                       |
+//! |---------|----------|-------------------------------------------------------------------------------|
+//! | 0..8    | magic    | `DLFSSHIX`                                                                    |
+//! | 8..12   | version  | 1, little-endian                                                              |
+//! | ..      | head     | fields, types, classes, bad entries, runs and pages: a string of JSON         |
+//! | ..      | prefix   | the common prefix of all names: a string                                      |
+//! | ..      | samples  | number of samples; for each: rest of its name (a string), length of its record |
+//! |         |          | in bytes, CRC32C (4 bytes, little-endian), label code, offset                 |
+//! | ..      | columns  | the values of typed columns: a string                                         |
+//! | last 4  | checksum | CRC32C of all bytes before, little-endian                                     |
 //!
-//! A sample's offset is that of its first byte in the shard behind that of its run, plus 1; 0: not to be read alone.
+//! The offset of a sample counts bytes of the shard from the place of its run to the sample's first byte, plus 1; 0:
+//! the sample cannot be decoded alone.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +29,8 @@ use dlfs_format::format::table::check_label;
 use dlfs_import::import::sources::sample_stream::StreamPlace;
 use dlfs_import::import::{BadEntry, BadReason};
 
-/// The samples of a shard.
-#[derive(Debug, Clone, PartialEq, Default)]
+/// The samples of a shard. Serde encodes the head alone; [`encode`](ShardIndex::encode) adds the samples.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ShardIndex {
     /// Names of the fields; empty for one unnamed field.
     pub fields: Vec<Vec<u8>>,
@@ -37,33 +40,45 @@ pub struct ShardIndex {
     pub classes: Vec<Vec<u8>>,
     /// The entries that cannot be read.
     pub bad: Vec<BadSample>,
-    /// The data pages of a Parquet file whose runs begin within row groups: offsets and numbers of values.
-    pub(crate) pages: Vec<(u64, u64)>,
     runs: Vec<Run>,
-    /// The first bytes of all names.
+    /// The data pages of a Parquet file whose runs begin within row groups: offsets in bytes, and numbers of values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) pages: Vec<(u64, u64)>,
+    /// The common prefix of all names.
+    #[serde(skip)]
     prefix: Vec<u8>,
-    /// The rests of the names, and where each ends.
+    /// The names without the prefix, one after the other, and the end of each.
+    #[serde(skip)]
     rests: Vec<u8>,
+    #[serde(skip)]
     rest_ends: Vec<usize>,
+    /// Lengths of the records in bytes.
+    #[serde(skip)]
     lens: Vec<u32>,
+    /// CRC32C of the records.
+    #[serde(skip)]
     checksums: Vec<u32>,
+    #[serde(skip)]
     labels: Vec<Option<i64>>,
-    /// Offsets in the shard behind the place of the run, plus 1; 0: none.
-    behind: Vec<u64>,
+    /// Offsets as in the table above.
+    #[serde(skip)]
+    offsets: Vec<u64>,
+    /// Values of the typed columns; empty if there are no columns.
+    #[serde(skip)]
     values: ColumnTable,
 }
 
-/// Samples that follow one another, and are decoded together.
+/// Consecutive samples that are decoded together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// The place to decode them from; `None`: only by reading on from the run before.
+    /// The place in the shard at which decoding begins; `None`: decoding must begin at an earlier run.
     pub place: Option<StreamPlace>,
-    /// Their number.
+    /// Number of samples.
     pub samples: u32,
-    /// Bytes of their records.
+    /// Total length of the records in bytes.
     #[serde(skip)]
     pub len_bytes: u64,
-    /// Index of the first one in the shard.
+    /// Number of the first sample in the shard.
     #[serde(skip)]
     pub first: usize,
 }
@@ -73,19 +88,8 @@ pub struct Run {
 pub struct BadSample {
     /// The entry and the reason.
     pub text: String,
-    /// Set if the entry replaces an earlier one, which an import refuses in any case.
+    /// Set if the entry would replace an earlier one: this stops an import even if bad entries are left out.
     pub is_newer: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Head {
-    fields: Vec<Vec<u8>>,
-    types: FieldTypes,
-    classes: Vec<Vec<u8>>,
-    bad: Vec<BadSample>,
-    runs: Vec<Run>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pages: Vec<(u64, u64)>,
 }
 
 impl ShardIndex {
@@ -130,12 +134,12 @@ impl ShardIndex {
         self.checksums[sample]
     }
 
-    /// The place to decode a sample of `run` from alone, if there is one.
+    /// The place of a sample of `run`; `None`: the sample cannot be decoded alone.
     pub(crate) fn place(&self, run: &Run, sample: usize) -> Option<StreamPlace> {
         let place = run.place?;
-        let behind = self.behind[sample].checked_sub(1)?;
+        let offset = place.offset.checked_add(self.offsets[sample].checked_sub(1)?)?;
         let record = place.record.checked_add((sample - run.first) as u64)?;
-        Some(StreamPlace { offset: place.offset.checked_add(behind)?, record, ..place })
+        Some(StreamPlace { offset, record, ..place })
     }
 
     /// The typed columns.
@@ -148,6 +152,7 @@ impl ShardIndex {
         if self.values.is_empty() { RowValues::default() } else { self.values.row(sample) }
     }
 
+    /// Adds entries that cannot be read.
     pub(crate) fn note_bad(&mut self, bad: Vec<BadEntry>) {
         self.bad.extend(bad.into_iter().map(|bad| BadSample {
             is_newer: bad.reason == BadReason::ComesAgain,
@@ -155,12 +160,13 @@ impl ShardIndex {
         }));
     }
 
+    /// Begins a run with the next sample. `place`: as [`Run::place`].
     pub(crate) fn begin_run(&mut self, place: Option<StreamPlace>) {
         self.runs.push(Run { place, samples: 0, len_bytes: 0, first: self.len() });
     }
 
-    /// Appends a sample, which can be decoded from `place`, to the last run; `columns` are the typed columns of all
-    /// samples.
+    /// Appends a sample to the last run. `place`: where decoding the sample can begin, if it can; `columns` returns the
+    /// typed columns of all samples.
     pub(crate) fn push(
         &mut self,
         sample: &ShardSample,
@@ -169,7 +175,7 @@ impl ShardIndex {
     ) {
         let run = self.runs.last_mut().expect("a run was begun");
         let places = run.place.zip(place.filter(|place| place.left_out == 0));
-        let behind = places.and_then(|(run, own)| own.offset.checked_sub(run.offset));
+        let offset = places.and_then(|(run, sample)| sample.offset.checked_sub(run.offset));
         run.samples += 1;
         run.len_bytes += u64::from(sample.len_bytes);
         if !sample.values.is_empty() {
@@ -180,9 +186,10 @@ impl ShardIndex {
             self.values.push(|_| values.next().map_or(Value::None, |value| value.as_value()));
         }
         self.push_columns(&sample.name, sample.len_bytes, sample.crc32c, sample.label);
-        self.behind.push(behind.map_or(0, |behind| behind + 1));
+        self.offsets.push(offset.map_or(0, |offset| offset + 1));
     }
 
+    /// Appends a name without the prefix, the length and CRC32C of a record, and a label.
     fn push_columns(&mut self, rest: &[u8], len: u32, checksum: u32, label: Option<i64>) {
         self.rests.extend_from_slice(rest);
         self.rest_ends.push(self.rests.len());
@@ -191,6 +198,7 @@ impl ShardIndex {
         self.labels.push(label);
     }
 
+    /// Sets the fields, their types and the classes.
     pub(crate) fn describe(&mut self, fields: &[Vec<u8>], types: &FieldTypes, classes: &[Vec<u8>]) {
         (self.fields, self.types) = (fields.to_vec(), types.clone());
         self.classes = classes.to_vec();
@@ -198,15 +206,7 @@ impl ShardIndex {
 
     /// The bytes to keep.
     pub fn encode(&self) -> Vec<u8> {
-        let head = Head {
-            fields: self.fields.clone(),
-            types: self.types.clone(),
-            classes: self.classes.clone(),
-            bad: self.bad.clone(),
-            runs: self.runs.clone(),
-            pages: self.pages.clone(),
-        };
-        let head = serde_json::to_vec(&head).expect("names, numbers and texts are JSON");
+        let head = serde_json::to_vec(self).expect("names, numbers and texts are JSON");
         let names: Vec<Vec<u8>> = (0..self.len()).map(|sample| self.name(sample)).collect();
         let prefix = common_prefix(&names);
         let mut out = MAGIC.to_vec();
@@ -219,7 +219,7 @@ impl ShardIndex {
             put_number(&mut out, self.lens[sample].into());
             out.extend(self.checksums[sample].to_le_bytes());
             put_number(&mut out, label_code(self.labels[sample]));
-            put_number(&mut out, self.behind[sample]);
+            put_number(&mut out, self.offsets[sample]);
         }
         let mut values = Vec::new();
         if !self.values.is_empty() {
@@ -252,17 +252,14 @@ impl ShardIndex {
             return Err(damaged("its checksum differs".to_owned()));
         }
         let mut from = Cursor::new("index of a shard", body);
-        let head = from.string()?;
-        let head: Head =
-            serde_json::from_slice(head).map_err(|error| damaged(error.to_string()))?;
-        let Head { fields, types, classes, bad, runs, pages } = head;
-        let empty = ShardIndex::default();
-        let mut index = ShardIndex { fields, types, classes, bad, runs, pages, ..empty };
+        let mut index: ShardIndex =
+            serde_json::from_slice(from.string()?).map_err(|error| damaged(error.to_string()))?;
         index.read_samples(&mut from)?;
         index.count_runs().map_err(|what| damaged(what.to_owned()))?;
         Ok(index)
     }
 
+    /// Reads the part of a kept index behind the head.
     fn read_samples(&mut self, from: &mut Cursor<'_>) -> Result<()> {
         let wrong = |what: &'static str| Error::new(ErrorKind::Corrupt, what);
         self.prefix = from.string()?.to_vec();
@@ -281,7 +278,7 @@ impl ShardIndex {
                 return Err(wrong("an empty sample has a checksum"));
             }
             self.push_columns(rest, len, crc, label);
-            self.behind.push(from.number()?);
+            self.offsets.push(from.number()?);
         }
         let values = from.string()?;
         if !values.is_empty() {
@@ -290,7 +287,7 @@ impl ShardIndex {
         if from.len() > 0 { Err(wrong("there are bytes behind it")) } else { Ok(()) }
     }
 
-    /// Counts the bytes of each run, and checks that the runs have all samples.
+    /// Sets length and first sample of each run, and checks that the runs have all samples.
     fn count_runs(&mut self) -> Result<(), &'static str> {
         let mut first = 0;
         for (number, run) in self.runs.iter_mut().enumerate() {
@@ -311,28 +308,29 @@ impl ShardIndex {
     }
 }
 
-/// Returns whether a number of a place is so large that counting on from it could overflow.
+/// Returns whether a number of a place is so large that adding to it could overflow.
 fn is_beyond_any_shard(place: StreamPlace) -> bool {
     let StreamPlace { input, offset, left_out, record, windows, .. } = place;
     [input, offset, left_out, record, windows].iter().any(|number| *number > i64::MAX as u64)
 }
 
+/// The longest common prefix of all names.
 fn common_prefix(names: &[Vec<u8>]) -> &[u8] {
     let Some((first, others)) = names.split_first() else { return &[] };
     let same = |name: &Vec<u8>| first.iter().zip(name).take_while(|(a, b)| a == b).count();
     &first[..others.iter().map(same).min().unwrap_or(first.len())]
 }
 
-/// A sample of a shard; its record is in the buffer that the caller has given.
+/// A decoded sample; the reader appended its record to the caller's buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardSample {
-    /// Its name.
+    /// The name in the shard.
     pub name: Vec<u8>,
-    /// Its label, if it has one.
+    /// The label, if it has one.
     pub label: Option<i64>,
-    /// Length of its record in bytes.
+    /// Length of the record in bytes.
     pub len_bytes: u32,
-    /// CRC32C of its record.
+    /// CRC32C of the record.
     pub crc32c: u32,
     /// Values of the typed columns.
     pub values: Vec<OwnedValue>,
@@ -340,12 +338,12 @@ pub struct ShardSample {
 
 const MAGIC: &[u8; 8] = b"DLFSSHIX";
 const VERSION: u32 = 1;
-/// The bytes of a run's records, as long as runs can begin anywhere: those of a chunk of an import, so that windows and
-/// orders fit.
+/// A run ends at the first place behind this many bytes. It is the default size of an import's chunks, so loaders'
+/// windows and shuffle groups suit runs, too.
 pub(crate) const RUN_BYTES: u64 = 4 << 20;
-/// The most bytes of a run's records, unless it is one long sample: row groups that are longer are taken apart.
+/// Maximum bytes of a run's records, unless the run is one sample: a longer row group becomes several runs.
 pub(crate) const LONGEST_RUN_BYTES: u64 = 16 << 20;
-/// The most samples of a chunk (`format`).
+/// Maximum samples of a run: as of a chunk.
 pub(crate) const MAX_RUN_SAMPLES: u32 = 65_535;
 
 #[cfg(test)]
@@ -388,8 +386,8 @@ mod tests {
             let read = ShardIndex::decode(&kept.encode()).unwrap();
             assert_eq!(all(&read), all(&kept));
             assert_eq!(
-                (read.runs(), &read.bad, &read.behind),
-                (kept.runs(), &kept.bad, &kept.behind)
+                (read.runs(), &read.bad, &read.offsets),
+                (kept.runs(), &kept.bad, &kept.offsets)
             );
             assert_eq!(read.fields, kept.fields);
         }

@@ -1,22 +1,12 @@
-//! Indexes in a folder or in a store, which the processes of a job share: each is made by one of them.
+//! Kept indexes of shards: files of a folder, or objects of a store, which the processes of a job share.
 //!
-//! In a folder, the process that makes an index has a lock meanwhile. In a store there are no locks: processes begin at
-//! different shards, and where two make the same index nevertheless, the first one to create it wins. Once a store has
-//! all of them, a pack has them, too: the indexes of many shards in one object of a store, which is read by one
-//! request.
-//!
-//! | bytes | field   | meaning                                                                             |
-//! |-------|---------|-------------------------------------------------------------------------------------|
-//! | 0..8  | magic   | `DLFSSHPK`                                                                          |
-//! | ..    | indexes | for each its key (16 bytes, little-endian), and its bytes with their length in front |
-//!
-//! Each index has its own version and checksum. A pack is never the only place of an index: one that is damaged, or of
-//! other shards, only costs requests.
+//! One process makes each index. In a folder, it holds a file lock meanwhile. A store has no locks: processes begin at
+//! different shards, and if two make the same index nevertheless, the first object created stays. A store also has
+//! packs of indexes (`packs.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -24,53 +14,52 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::index::ShardIndex;
-use dlfs_base::error::zeroed_vec;
+use crate::packs::{Pack, Packs, fetch_whole, list};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::format::cursor::{Cursor, put_string};
 use dlfs_places::{Client, Object, Place, PlaceOptions};
 
-/// Indexes, each in a file or object called after its key.
+/// Kept indexes, each in a file or object named after its key (`ShardSet::key_of`).
 #[derive(Debug)]
 pub enum KeptIndexes {
-    /// In this folder.
+    /// Files in this folder.
     Folder(PathBuf),
-    /// In a store.
+    /// Objects of a store.
     Store(KeptObjects),
 }
 
-/// Indexes in a store.
+/// Kept indexes in a store.
 #[derive(Debug)]
 pub struct KeptObjects {
     client: Client,
-    /// The prefix of their keys: empty, or with a slash at its end.
+    /// The prefix of the objects' keys: empty, or with a slash at its end.
     prefix: String,
-    /// Those that were there when they were last listed.
+    /// The objects found by the last listing, by key; `there` lists anew.
     listed: Mutex<HashMap<String, Object>>,
     packs: Packs,
-    /// Those that were packed when this was opened.
+    /// The pack that was loaded on opening; empty if there was none.
     pack: Pack,
 }
 
 /// The right to make an index. It ends with the process.
 #[derive(Debug)]
 pub enum Making<'a> {
-    /// The right to make a file, which no other process has meanwhile.
+    /// The exclusive right to make a file.
     File {
-        /// The locked file, which is at `part`.
+        /// The file at `part`; this process holds its lock.
         file: File,
-        /// The index until it is complete.
+        /// Path of the index while it is incomplete.
         part: PathBuf,
-        /// The index.
+        /// Path of the complete index.
         path: PathBuf,
     },
-    /// The right to create an object with this key.
+    /// The right to create an object with this key, which other processes may have, too.
     Object(&'a Client, String),
 }
 
 impl KeptIndexes {
-    /// Opens the folder, which is created if it is not there, or the prefix of a store. `source` and `identity`: hashes
-    /// of the source, and of its shards, whose pack is read.
+    /// Opens a folder, which is created if it does not exist, or a prefix of a store, whose pack is loaded. `source`: a
+    /// hash of the source's address; `identity`: a hash of its shards.
     ///
     /// # Errors
     /// Errors of the file system or of the store.
@@ -100,7 +89,7 @@ impl KeptIndexes {
         }))
     }
 
-    /// The index with this key; `None` if there is none, or only a damaged one, which is then made again.
+    /// The index with this key; `None`: there is none, or only a damaged one, which the caller makes again.
     ///
     /// # Errors
     /// Errors of the file system or of the store.
@@ -131,7 +120,7 @@ impl KeptIndexes {
         }
     }
 
-    /// Begins to make the index with this key. `None`: another process is making it.
+    /// The right to make the index with this key; `None`: another process has it.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -148,27 +137,23 @@ impl KeptIndexes {
         let file = file.map_err(|error| Error::from(error).path(&part))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Ok(None),
-            // Without locks, two processes may make an index: the same one.
+            // On a file system without locks, two processes may make the same index.
             Ok(()) | Err(_) => Ok(Some(Making::File { file, part, path })),
         }
     }
 
-    /// The indexes with these keys, many at a time; `None`: there is none, or only a damaged one.
+    /// The index of each of `keys`, loaded concurrently; `None` as for [`load`](Self::load).
     ///
     /// # Errors
     /// As [`load`](Self::load) and [`there`](Self::there).
     pub fn load_all(&self, keys: &[u128]) -> Result<Vec<Option<ShardIndex>>> {
         let there: Vec<(u128, bool)> = keys.iter().copied().zip(self.there(keys)?).collect();
-        map_at_once(
-            "dlfs-index",
-            &there,
-            |&(key, is_there)| {
-                if is_there { self.load(key) } else { Ok(None) }
-            },
-        )
+        let load =
+            |&(key, is_there): &(u128, bool)| if is_there { self.load(key) } else { Ok(None) };
+        map_at_once("dlfs-index", &there, load)
     }
 
-    /// Returns for each of `keys` whether there is an index, by names alone: it may be damaged.
+    /// Returns for each of `keys` whether an index has its name. The index may be damaged.
     ///
     /// # Errors
     /// Errors of listing the folder, or of the store.
@@ -183,15 +168,18 @@ impl KeptIndexes {
             }
             KeptIndexes::Store(_) if keys.iter().all(|key| is_packed(*key)) => {}
             KeptIndexes::Store(store) => {
-                store.list()?;
-                let listed = store.listed.lock();
-                names.extend(listed.keys().map(|key| key[store.prefix.len()..].to_owned()));
+                let listed = list(&store.client, &store.prefix)?;
+                let name = |object: &Object| object.key[store.prefix.len()..].to_owned();
+                names.extend(listed.iter().map(name));
+                let by_key = listed.into_iter().map(|object| (object.key.clone(), object));
+                *store.listed.lock() = by_key.collect();
             }
         }
         Ok(keys.iter().map(|key| is_packed(*key) || names.contains(&name_of(*key))).collect())
     }
 
-    /// Keeps all indexes of the shards together as well, if they are in a store.
+    /// Creates a pack of all indexes, if they are kept in a store and the loaded pack lacks some. `keys` and `all` are in
+    /// the order of the shards. Failures are logged: without the pack, later openings send more requests.
     pub(crate) fn pack(&self, keys: &[u128], all: &[ShardIndex]) {
         let KeptIndexes::Store(store) = self else { return };
         if keys.iter().all(|key| store.pack.has(*key)) {
@@ -204,16 +192,7 @@ impl KeptIndexes {
 }
 
 impl KeptObjects {
-    fn list(&self) -> Result<()> {
-        let mut listed = HashMap::new();
-        self.client.list(&self.prefix, &mut |object| {
-            listed.insert(object.key.clone(), object);
-            Ok(())
-        })?;
-        *self.listed.lock() = listed;
-        Ok(())
-    }
-
+    /// The bytes of the object called `name`; `None`: there is none.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let key = format!("{}{name}", self.prefix);
         let listed = self.listed.lock().get(&key).cloned();
@@ -225,14 +204,12 @@ impl KeptObjects {
                 Err(error) => return Err(error),
             },
         };
-        let mut bytes = zeroed_vec(object.len_bytes)?;
-        self.client.fetch(&object, 0..object.len_bytes).read_into(&mut bytes)?;
-        Ok(Some(bytes))
+        fetch_whole(&self.client, &object).map(Some)
     }
 }
 
 impl Making<'_> {
-    /// Keeps the index: it appears whole or not at all.
+    /// Keeps the index, whole or not at all.
     ///
     /// # Errors
     /// Errors of the file system or of the store.
@@ -240,7 +217,7 @@ impl Making<'_> {
         let (mut file, part, path) = match self {
             Making::File { file, part, path } => (file, part, path),
             Making::Object(client, key) => {
-                // Another process may have created it: the same one.
+                // Another process may have created the same index.
                 return client.create(&key, index.encode()).map(drop);
             }
         };
@@ -252,7 +229,7 @@ impl Making<'_> {
         written.map_err(|error| Error::from(error).path(path))
     }
 
-    /// Gives the right back, since there is an index already.
+    /// Gives up the right, because another process has kept the index.
     pub(crate) fn give_back(self) {
         if let Making::File { part, .. } = &self {
             let _ = fs::remove_file(part); // another process may have removed it
@@ -260,139 +237,7 @@ impl Making<'_> {
     }
 }
 
+/// The name of the file or object of the index with this key.
 fn name_of(key: u128) -> String {
     format!("{key:032x}.index")
-}
-
-/// The packs of one source, beneath a prefix of a store.
-#[derive(Debug)]
-pub(crate) struct Packs {
-    /// The prefix of their keys, with a slash at its end.
-    prefix: String,
-    /// The name of the pack of these shards.
-    own: String,
-}
-
-/// A pack in memory.
-#[derive(Debug, Default)]
-pub(crate) struct Pack {
-    bytes: Vec<u8>,
-    /// The place of each index in `bytes`, by its key.
-    places: HashMap<u128, Range<usize>>,
-}
-
-impl Packs {
-    /// The packs beneath `prefix` of the source with the hash `source`; `identity`: that of its shards now.
-    pub(crate) fn new(prefix: &str, source: u64, identity: u128) -> Packs {
-        Packs { prefix: format!("{prefix}packs/{source:016x}/"), own: format!("{identity:032x}") }
-    }
-
-    /// The pack of these shards, or else the longest one of the source, which may lack some. Passes over packs that are
-    /// longer than any that this version creates.
-    pub(crate) fn load(&self, client: &Client) -> Result<Pack> {
-        let is_right = |object: &Object| object.len_bytes <= MOST_BYTES as u64;
-        let (right, long): (Vec<_>, Vec<_>) = self.list(client)?.into_iter().partition(is_right);
-        if let Some(Object { key, len_bytes, .. }) = long.first() {
-            tracing::warn!(
-                "the pack {key} is not used: it has {len_bytes} bytes, more than {MOST_BYTES}"
-            );
-        }
-        let rank = |object: &Object| (self.is_own(object), object.len_bytes);
-        let Some(object) = right.into_iter().max_by_key(rank) else { return Ok(Pack::default()) };
-        let mut bytes = zeroed_vec(object.len_bytes)?;
-        client.fetch(&object, 0..object.len_bytes).read_into(&mut bytes)?;
-        Pack::of(bytes).or_else(|error| {
-            tracing::warn!("the pack {} is not used: {error}", object.key);
-            Ok(Pack::default())
-        })
-    }
-
-    /// Creates the pack of these shards, unless it is there or would be long.
-    pub(crate) fn keep(&self, client: &Client, keys: &[u128], all: &[ShardIndex]) -> Result<()> {
-        if self.list(client)?.iter().any(|object| self.is_own(object)) {
-            return Ok(());
-        }
-        let mut bytes = MAGIC.to_vec();
-        for (key, index) in keys.iter().zip(all) {
-            bytes.extend(key.to_le_bytes());
-            put_string(&mut bytes, &index.encode());
-            if bytes.len() > MOST_BYTES {
-                return Ok(());
-            }
-        }
-        client.create(&format!("{}{}", self.prefix, self.own), bytes).map(drop)
-    }
-
-    fn list(&self, client: &Client) -> Result<Vec<Object>> {
-        let mut found = Vec::new();
-        client.list(&self.prefix, &mut |object| {
-            found.push(object);
-            Ok(())
-        })?;
-        Ok(found)
-    }
-
-    fn is_own(&self, object: &Object) -> bool {
-        object.key.strip_prefix(&self.prefix) == Some(&*self.own)
-    }
-}
-
-impl Pack {
-    fn of(bytes: Vec<u8>) -> Result<Pack> {
-        let Some(body) = bytes.strip_prefix(&MAGIC[..]) else {
-            return Err(Error::new(ErrorKind::Corrupt, "it is no pack of indexes"));
-        };
-        let mut from = Cursor::new("pack of indexes", body);
-        let mut places = HashMap::new();
-        while from.len() > 0 {
-            let key: [u8; 16] = from.bytes(16)?.try_into().expect("the bytes asked for");
-            let len = from.string()?.len();
-            let end = bytes.len() - from.len();
-            places.insert(u128::from_le_bytes(key), end - len..end);
-        }
-        Ok(Pack { bytes, places })
-    }
-
-    /// Returns whether there is an index with this key.
-    pub(crate) fn has(&self, key: u128) -> bool {
-        self.places.contains_key(&key)
-    }
-
-    /// The bytes of the index with this key.
-    pub(crate) fn get(&self, key: u128) -> Option<&[u8]> {
-        self.places.get(&key).map(|place| &self.bytes[place.clone()])
-    }
-}
-
-const MAGIC: &[u8; 8] = b"DLFSSHPK";
-/// A longer pack would be long in coming, and its indexes are so long that requests for each cost little.
-const MOST_BYTES: usize = 64 << 20;
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn a_pack_has_the_bytes_of_each_index_and_no_others() {
-        let mut bytes = MAGIC.to_vec();
-        for (key, index) in [(7_u128, &b"first"[..]), (u128::MAX, b""), (9, b"last")] {
-            bytes.extend(key.to_le_bytes());
-            put_string(&mut bytes, index);
-        }
-        let pack = Pack::of(bytes.clone()).unwrap();
-        assert_eq!(pack.get(7), Some(&b"first"[..]));
-        assert_eq!((pack.get(9), pack.get(8)), (Some(&b"last"[..]), None));
-        assert!(pack.has(u128::MAX) && !pack.has(0));
-        assert!(Pack::of(bytes[..bytes.len() - 1].to_vec()).is_err());
-        assert!(Pack::of(b"DLFSSHIX".to_vec()).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn hostile_bytes_are_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _ = Pack::of([&MAGIC[..], &bytes].concat()); // an error, or some indexes
-        }
-    }
 }
