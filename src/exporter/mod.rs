@@ -1,14 +1,12 @@
-//! The metrics of this process: a snapshot of all counters, and an HTTP server for it.
+//! Serves the metrics of this process over HTTP.
 //!
-//! A source of counters (a target, a data set, a loader, tiers, peers, a store) registers itself, and
-//! [`snapshot`] sums the counters of all open and closed sources. [`Exporter`] serves that snapshot as
-//! OpenMetrics at `/metrics`. No code here runs on the data path.
+//! Each counted object (a target, a data set, a loader, tiers, peers, a store) registers itself with `registry`.
+//! [`snapshot`] sums the counters of all registered objects, open and closed. [`Exporter`] serves the snapshot as
+//! OpenMetrics at `/metrics`. No code here runs on the data path. A forked child begins with an empty registry, so it
+//! counts only objects that it opens itself.
 //!
-//! The registry belongs to a process: a forked child begins with an empty one, and counts only sources that
-//! it opens itself.
-//!
-//! The server speaks as much HTTP/1.1 as that needs, on one thread. Any client may connect, so all resources are
-//! bounded: at most 32 connections (a further one replaces the oldest), 8 KiB per request, 10 s per connection, and one
+//! The server supports the part of HTTP/1.1 that scrapers need, on one thread. Any client may connect, so all resources
+//! are bounded: 32 connections (a further one replaces the oldest), 8 KiB per request, 10 s per connection, and one
 //! response, after which the connection is closed. A slow or silent client does not delay the others.
 
 use std::io::{self, ErrorKind as IoKind, Read, Write};
@@ -24,9 +22,9 @@ use crate::process::Forked;
 use crate::registry;
 use crate::threads::{self, Fate, Thread, caught};
 
-/// The metrics of this process, from open and closed sources, and the commit of this build.
+/// The metrics of this process, and the version and commit of this build.
 ///
-/// Waits up to 100 ms for each loader whose consumer waits for a batch.
+/// Waits up to 100 ms for each loader whose consumer is waiting for a batch.
 pub fn snapshot() -> Snapshot {
     let mut snapshot = registry::collect();
     snapshot.count(&BUILD, &[env!("CARGO_PKG_VERSION"), crate::COMMIT], 1);
@@ -36,18 +34,19 @@ pub fn snapshot() -> Snapshot {
 /// Serves the metrics of this process over HTTP until it is dropped.
 pub struct Exporter {
     local_addr: SocketAddr,
-    /// Ends the thread when it is written to.
+    /// An eventfd; writing to it ends the thread.
     stop: OwnedFd,
-    /// A forked child has no such thread.
+    /// The serving thread; a forked child has none.
     thread: Forked<Option<Thread>>,
+    /// Tells whether the thread died.
     fate: Fate,
 }
 
 impl Exporter {
     /// Listens on `address`, and answers `GET /metrics` with [`snapshot`] as OpenMetrics.
     ///
-    /// The page is not protected: choose a loopback address, or a network whose hosts may see it. It shows
-    /// counters, and the names of subsystems and tiers.
+    /// Requests are not authenticated: choose a loopback address, or a network whose hosts may see the counters, and
+    /// the names of subsystems and tiers.
     ///
     /// # Errors
     /// `Busy`: the port is in use. `InvalidArgument`: this machine does not have the address. Errors of
@@ -82,7 +81,7 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         let Some(thread) = self.thread.get_mut().and_then(Option::take) else { return };
-        // Fails only when the counter is full; the thread then ends anyway.
+        // Fails only if the eventfd's counter is full, and then the eventfd is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_le_bytes());
         thread.join_within(STOP_LIMIT);
     }
@@ -94,19 +93,25 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
-/// State of the exporter's thread.
+/// State of the serving thread.
 struct Responder {
     listener: TcpListener,
+    /// Readable once the thread is to end.
     stop: OwnedFd,
-    /// The oldest first.
+    /// Connections, the oldest first.
     clients: Vec<Client>,
 }
 
+/// A connection. It receives a request while `answer` is empty, then sends `answer`, then waits for the client to close.
 struct Client {
     stream: TcpStream,
-    until: Instant,
+    /// Time at which the connection is closed in any case.
+    deadline: Instant,
+    /// The part of the request that has arrived.
     received: Vec<u8>,
+    /// The whole response; empty until the request is complete.
     answer: Vec<u8>,
+    /// Number of bytes of `answer` that were sent.
     sent: usize,
 }
 
@@ -116,13 +121,13 @@ impl Responder {
             let now = Instant::now();
             self.clients.retain_mut(|client| {
                 let stays = client.advance().unwrap_or_else(|error| is_transient(error.kind()));
-                stays && now < client.until
+                stays && now < client.deadline
             });
             self.accept(now);
         }
     }
 
-    /// Waits for work; `false`: the thread is to end.
+    /// Waits until a connection is ready or at its deadline; `false`: the thread is to end.
     fn wait(&self) -> bool {
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
@@ -133,25 +138,26 @@ impl Responder {
             let flags = if is_sending { PollFlags::OUT } else { PollFlags::IN };
             PollFd::from_borrowed_fd(client.stream.as_fd(), flags)
         }));
-        let first = self.clients.iter().map(|client| client.until).min();
-        let timeout = first.map(|until| {
-            let left = until.saturating_duration_since(Instant::now());
+        let first = self.clients.iter().map(|client| client.deadline).min();
+        let timeout = first.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        // After a signal nothing is ready, and the loop polls again.
+        // A signal may interrupt the call: then nothing is ready, and the loop polls again.
         let _ = poll(&mut fds, timeout.as_ref());
         fds[0].revents().is_empty()
     }
 
+    /// Accepts the connections that are waiting.
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTS_PER_TURN {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if is_transient(error.kind()) => return,
                 Err(_) => {
-                    // File descriptors or memory have run out, and the listener stays ready: the pause avoids
-                    // a busy loop.
-                    std::thread::sleep(OUT_OF_DESCRIPTORS);
+                    // File descriptors or memory have run out, and the listener stays ready: without the pause,
+                    // the loop would spin.
+                    std::thread::sleep(OUT_OF_RESOURCES_PAUSE);
                     return;
                 }
             };
@@ -162,14 +168,17 @@ impl Responder {
                 self.clients.remove(0);
             }
             let (received, answer) = Default::default();
-            let until = now + CLIENT_LIMIT;
-            self.clients.push(Client { stream, until, received, answer, sent: 0 });
+            let deadline = now + CLIENT_LIMIT;
+            self.clients.push(Client { stream, deadline, received, answer, sent: 0 });
         }
     }
 }
 
 impl Client {
-    /// Goes on until it would wait, which is an error; `false`: the connection ends.
+    /// Receives and sends as far as possible without blocking; `false`: the connection is done.
+    ///
+    /// # Errors
+    /// `WouldBlock`: the client must act first. Other errors of the connection.
     fn advance(&mut self) -> io::Result<bool> {
         while self.answer.is_empty() {
             let mut bytes = [0; MAX_HEAD_BYTES];
@@ -187,14 +196,14 @@ impl Client {
                 len => self.sent += len,
             }
         }
-        // If unread bytes of the client remained, the kernel would reset the connection and the client would
-        // lose the response. So the client closes first, unless it takes too long.
+        // Closing a socket with unread bytes resets the connection, and the client would lose the response. So wait
+        // until the client closes, or until the deadline.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         Ok(self.stream.read(&mut [0; 4096])? > 0)
     }
 }
 
-/// The response to what has been received; empty while the request is incomplete.
+/// The response to the received bytes; empty while the request is incomplete.
 fn respond(received: &[u8]) -> Vec<u8> {
     match parse(received) {
         Request::Incomplete => Vec::new(),
@@ -209,6 +218,7 @@ fn respond(received: &[u8]) -> Vec<u8> {
     }
 }
 
+/// A whole response. `is_head`: the request was HEAD, so the body is left out.
 fn answer(status: &str, content_type: &str, body: &str, is_head: bool) -> Vec<u8> {
     let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
     let mut answer = format!(
@@ -222,21 +232,22 @@ fn answer(status: &str, content_type: &str, body: &str, is_head: bool) -> Vec<u8
     answer.into_bytes()
 }
 
+/// Returns whether the operation may succeed later on the same socket.
 fn is_transient(kind: IoKind) -> bool {
     matches!(kind, IoKind::WouldBlock | IoKind::Interrupted | IoKind::ConnectionAborted)
 }
 
-/// A request, parsed from the bytes so far.
+/// A parsed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
-    /// The head is incomplete.
+    /// More bytes must arrive.
     Incomplete,
     /// A request for the metrics.
     Metrics {
-        /// True for HEAD: the answer has no body.
+        /// True for HEAD: the response has no body.
         is_head: bool,
     },
-    /// A request to refuse, with this status and sentence.
+    /// A request to refuse with this status; the sentence is the body.
     Refused(&'static str, &'static str),
 }
 
@@ -252,12 +263,7 @@ fn parse(bytes: &[u8]) -> Request {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let bad = Request::Refused("400 Bad Request", "This is no request of HTTP/1.1.");
     let Ok(line) = std::str::from_utf8(line) else { return bad };
-    let mut words = line.split(' ');
-    let (Some(method), Some(target), Some(version), None) =
-        (words.next(), words.next(), words.next(), words.next())
-    else {
-        return bad;
-    };
+    let [method, target, version] = line.split(' ').collect::<Vec<_>>()[..] else { return bad };
     if !["HTTP/1.0", "HTTP/1.1"].contains(&version) {
         return if version.starts_with("HTTP/") {
             Request::Refused("505 HTTP Version Not Supported", "Ask with HTTP/1.1.")
@@ -285,11 +291,12 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
 }
 
 const MAX_CLIENTS: usize = 32;
+/// Connections accepted before the others are served again.
 const ACCEPTS_PER_TURN: usize = 32;
 /// Time limit of a connection.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
-/// Pause before accepting again when file descriptors have run out.
-const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// Pause before accepting again when file descriptors or memory have run out.
+const OUT_OF_RESOURCES_PAUSE: Duration = Duration::from_millis(100);
 /// Longest wait for the thread on drop; the thread may be collecting metrics.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 

@@ -2,17 +2,16 @@
 //! servers, and data sets of the Hugging Face Hub.
 //!
 //! # What it is
-//! [`Place`] is the address of an object or of all objects beneath a prefix. A [`Client`] lists the objects
-//! of a store. It reads byte ranges of objects, or, through a [`Reader`], many objects in order.
+//! A [`Place`] is the address of an object, or of all objects beneath a prefix. A [`Client`] lists the objects
+//! of a store. It reads byte ranges of objects, or, through a [`Reader`], many objects in order. It creates objects.
 //!
 //! # What it is not
-//! It replaces and deletes nothing, creates only what it is told to, and knows neither samples nor blocks;
-//! `dlfs-import` and `dlfs-io` handle these.
+//! It replaces and deletes nothing. It knows neither samples nor blocks; `dlfs-import` and `dlfs-io` handle these.
 //!
 //! # Invariants
 //! - One thread, `dlfs-cloud`, does all I/O of a client. It runs the library's only asynchronous executor.
-//!   Callers block, but never for ever: each request has a deadline, and retries stop after a time limit.
-//! - An object that has changed since it was listed is never read, if its entity tag shows the change: tag,
+//!   Callers block, but not for ever: each request has a deadline, and retries stop after a time limit.
+//! - An object that has changed since it was listed is an error, if its entity tag shows the change: tag,
 //!   range and length of each response are compared. For web servers without entity tags, only the length
 //!   is compared.
 //! - Memory use is bounded, whatever the store does.
@@ -20,7 +19,7 @@
 //!
 //! Without the feature `cloud`, addresses can be parsed, but opening a store fails with `Unsupported`.
 //!
-//! Read this file first, then `cloud/`, the code of the feature `cloud`; `without.rs` is its stand-in.
+//! Read this file first, then `cloud/mod.rs`. `without.rs` replaces `cloud/` in builds without the feature.
 //!
 //! # Addresses
 //! `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY`, `http(s)://HOST/PATH`,
@@ -52,8 +51,7 @@ pub use without::{Client, Pending, Reader};
 /// Bytes lent by a [`Reader`]: shared memory, and the range of the bytes in it.
 pub type Lent = (Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>);
 
-/// A source in a form that may be shown and stored: an object's address without its secrets, or a file's
-/// path.
+/// The form of a source that may be shown and stored: an object's address without secrets, or a file's path.
 pub fn shown(source: &Path) -> String {
     match Place::is_place(source).then(|| Place::of_path(source)) {
         None => source.display().to_string(),
@@ -94,15 +92,15 @@ pub struct PlaceOptions {
     /// Maximum bytes that one reader holds: ranges in flight, and ranges that arrived before their turn. A
     /// reader always holds at least one range.
     pub window_bytes: u64,
-    /// Readers of one object take the bytes of its ranges as they arrive, and hold no whole range. Not those of web
-    /// servers, which may have to send a whole file.
+    /// Set: a reader of a single object returns bytes as they arrive, and holds only a few pieces of a range. Ignored
+    /// for web servers, which may have to send the whole file.
     pub flowing: bool,
     /// Time limit for the store's silence: before a response begins, and between two parts of it. Also limits
-    /// the whole of a short request, such as for a page of a listing.
+    /// a short request as a whole, such as for a page of a listing.
     pub silence: Duration,
     /// Time limit for retrying a failed request.
     pub patience: Duration,
-    /// Further stores and servers to which a list of URLs that a store serves may refer.
+    /// Stores and servers to which a list in a store may refer, besides that store.
     pub list_hosts: Vec<Place>,
     /// Cancels waiting for the store; the error has the kind `Interrupted`.
     pub cancel: Cancel,
@@ -150,7 +148,7 @@ impl Cancel {
         Cancel(Some(Arc::new(asked)))
     }
 
-    /// Returns whether to give up.
+    /// Returns whether to stop waiting.
     #[cfg(feature = "cloud")]
     fn is_asked(&self) -> bool {
         self.0.as_ref().is_some_and(|asked| asked())
@@ -167,8 +165,8 @@ impl PartialEq for Cancel {
     /// Equal if both call the same function, or neither calls one.
     fn eq(&self, other: &Cancel) -> bool {
         match (&self.0, &other.0) {
-            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
-            (own, other) => own.is_none() && other.is_none(),
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
         }
     }
 }
@@ -222,6 +220,7 @@ impl Scheme {
         }
     }
 
+    /// Splits an address into its scheme and the rest after `://`; `None`: it begins with no scheme of a store.
     fn of(text: &str) -> Option<(Scheme, &str)> {
         let (name, rest) = text.split_once("://")?;
         use Scheme::{Az, Gs, Hf, Http, Https, S3};
@@ -230,7 +229,7 @@ impl Scheme {
         Some((scheme, rest))
     }
 
-    /// Returns whether addresses with this scheme are URLs.
+    /// Returns whether the store is a web server, so that its addresses are URLs.
     fn is_url(self) -> bool {
         matches!(self, Scheme::Http | Scheme::Https)
     }
@@ -389,7 +388,7 @@ fn data_set(text: &str) -> Option<(&str, &str)> {
         .then_some((authority, key))
 }
 
-/// Decodes `%XX`; returns `None` if the result is not UTF-8.
+/// Decodes `%XX`; `None`: the result is not UTF-8.
 fn unescape(text: &str) -> Option<String> {
     String::from_utf8(percent::unescape(text, |_| true)).ok()
 }

@@ -1,4 +1,4 @@
-//! Stand-in for `cloud/` in a build without the feature `cloud`: a [`Client`] cannot be opened.
+//! Replaces `cloud/` in a build without the feature `cloud`: the same types and methods, but no [`Client`] can be opened.
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, Read};
@@ -11,7 +11,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 #[derive(Debug, Clone)]
 pub struct Client(Infallible);
 
-/// Requested bytes.
+/// A requested range of an object.
 #[derive(Debug)]
 pub struct Pending(Infallible);
 

@@ -38,6 +38,7 @@ fn text_of(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
+/// Names and values of settings.
 type Pairs = Vec<(String, String)>;
 
 /// The settings of a profile from both files; `None` if neither file has the profile.
@@ -54,20 +55,20 @@ fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
     }
 }
 
-/// The key-value pairs of a section; `None` if there is no such section. Skips indented lines, which belong
-/// to the setting above.
-fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<Pairs> {
+/// The settings of the section whose name `is_wanted`; `None` if there is no such section. Skips indented lines, which
+/// belong to the setting above.
+fn section(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<Pairs> {
     let mut found: Option<Pairs> = None;
-    let mut inside: bool = false;
+    let mut is_inside = false;
     for line in text.lines().filter(|line| !line.starts_with(['#', ';', ' ', '\t'])) {
         if let Some(name) =
             line.trim_end().strip_prefix('[').and_then(|line| line.strip_suffix(']'))
         {
-            inside = is_it(name.trim());
-            if inside {
+            is_inside = is_wanted(name.trim());
+            if is_inside {
                 found.get_or_insert_default();
             }
-        } else if let Some((key, value)) = line.split_once('=').filter(|_| inside) {
+        } else if let Some((key, value)) = line.split_once('=').filter(|_| is_inside) {
             let pair = (key.trim().to_ascii_lowercase(), value.trim().to_owned());
             found.get_or_insert_default().push(pair);
         }
@@ -75,7 +76,7 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<Pairs> {
     found
 }
 
-/// The settings that the client library knows, renamed for it.
+/// The settings of a profile that the client library has, by its names.
 fn settings_of(found: Pairs, profile: &str) -> Result<Pairs> {
     let has = |name: &str| found.iter().any(|(key, _)| key == name);
     let elsewhere = ["credential_process", "sso_session", "sso_start_url", "source_profile"];

@@ -1,9 +1,9 @@
 //! Receives ranges over plain HTTP/1.1 directly into the readers' buffers.
 //!
-//! The client library's HTTP client receives a body into its own memory, from which it must be copied
-//! again. Here the kernel's copy is the only one. Redirects, chunked bodies and bodies without a length are
-//! not handled here: the request, and all later ones to its host, go to the HTTP client. So do requests
-//! over TLS, through a proxy, or with a user in the URL.
+//! The client library's HTTP client receives a body into its own memory, from which the body must be copied
+//! again. Here the kernel's copy is the only one. After a redirect, a chunked body or a body without a length, the
+//! request, and all later requests to the same host, go to the HTTP client. So do requests over TLS, through a proxy,
+//! or with a user in the URL.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -20,19 +20,25 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::http_client::{Limits, Pool, RangeBuf, addresses};
+use super::http_client::{Limits, addresses};
+use super::range_buf::{Pool, RangeBuf};
 use dlfs_base::process::Forked;
 
-/// Destination of a response's body, if the body has the requested length. It travels with the request.
+/// Destination of a response's body, if the body has the requested length. The request has a clone of it among its
+/// extensions.
 #[derive(Debug, Clone)]
 pub(super) struct Landing(Arc<Mutex<Landed>>);
 
+/// The contents of a [`Landing`].
 #[derive(Debug)]
 struct Landed {
+    /// Provides the buffer.
     pool: Arc<Pool>,
+    /// Expected length of the body in bytes.
     len: usize,
-    /// Time at which the response began.
+    /// Time at which the response began; `None`: it was not received here.
     begun: Option<Instant>,
+    /// The body, once it has arrived or turned out to have another length.
     body: Option<Body>,
 }
 
@@ -71,7 +77,7 @@ impl Landing {
             landed.body = Some(Body::OfLen(len));
             return None;
         }
-        landed.pool.take(landed.len).ok() // without memory, `fetch.rs` finds no body and reports that
+        landed.pool.take(landed.len).ok() // without memory, `fetch.rs` finds no body, and reports the lack
     }
 
     /// Takes the body, or its wrong length, if the response was received here.
@@ -83,7 +89,6 @@ impl Landing {
 /// Connections for requesting ranges.
 #[derive(Debug)]
 pub(super) struct Direct {
-    /// Timeouts for connecting and for silence during a response.
     limits: Limits,
     /// Idle connections. A forked child must not close them: that would remove the parent's epoll
     /// registrations.
@@ -92,8 +97,10 @@ pub(super) struct Direct {
     irregular: Mutex<HashSet<String>>,
 }
 
+/// A connection without a request.
 #[derive(Debug)]
 struct Idle {
+    /// Host and port.
     host: String,
     stream: TcpStream,
     since: Instant,
@@ -122,7 +129,8 @@ impl Direct {
         })
     }
 
-    /// Sends a request and returns the response; `None`: another client must send the request.
+    /// Sends a request and returns the response; `None`: the HTTP client must send the request. If an idle connection
+    /// turns out to be closed, tries another one.
     ///
     /// # Errors
     /// No response, or an incomplete or invalid one.
@@ -245,6 +253,7 @@ impl Direct {
         }
     }
 
+    /// Runs `work`; the store may be silent for `limit`.
     async fn within<T>(
         &self,
         limit: Duration,
@@ -257,12 +266,13 @@ impl Direct {
     }
 }
 
-/// The received part of a response.
+/// The received part of a response: the head, and bytes of the body that arrived with the head.
 #[derive(Debug, Default)]
 struct Received {
+    /// The buffer; the first `filled` bytes were received.
     bytes: Vec<u8>,
     filled: usize,
-    /// The offset of the body.
+    /// The offset at which the body begins, once the head is complete; before, the end of interim responses.
     body: usize,
 }
 
@@ -292,8 +302,8 @@ impl Received {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
             let mut parsed = httparse::Response::new(&mut headers);
-            let came = &self.bytes[self.body..self.filled];
-            match parsed.parse(came).map_err(|error| invalid(&error.to_string()))? {
+            let received = &self.bytes[self.body..self.filled];
+            match parsed.parse(received).map_err(|error| invalid(&error.to_string()))? {
                 httparse::Status::Partial => return Ok(None),
                 httparse::Status::Complete(len) => {
                     let head = head(&parsed)?;
@@ -336,6 +346,7 @@ fn head(parsed: &httparse::Response<'_, '_>) -> io::Result<Option<Head>> {
     Ok(Some(Head { answer, len, closes }))
 }
 
+/// The stated length of the body. Several headers must agree.
 fn content_len(headers: &HeaderMap) -> io::Result<Option<u64>> {
     let mut all = headers.get_all(CONTENT_LENGTH).iter().map(HeaderValue::as_bytes);
     let Some(first) = all.next() else { return Ok(None) };
@@ -347,6 +358,7 @@ fn content_len(headers: &HeaderMap) -> io::Result<Option<u64>> {
     }
 }
 
+/// Returns whether the server closes the connection after the response.
 fn closes(headers: &HeaderMap) -> bool {
     let words = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     words.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("close"))
@@ -371,6 +383,7 @@ fn head_of(request: &HttpRequest, host: &str) -> Vec<u8> {
     head
 }
 
+/// Returns whether the server closed the connection.
 fn is_closing(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
@@ -392,6 +405,7 @@ fn broken(error: io::Error) -> HttpError {
 /// Initial buffer for a head: most heads are shorter. It is small, since bytes of the body that arrive with
 /// the head are copied once more.
 const LEAST_HEAD: usize = 2 << 10;
+/// Maximum length of a head in bytes.
 const MOST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
 /// Maximum length of an error response's body; longer ones are not read.

@@ -1,4 +1,4 @@
-//! The thread of a client, which does all I/O, and the tasks that run there.
+//! The thread that does all I/O of a client, and the tasks that run there. Callers wait for a task with [`Asked`].
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,22 +14,29 @@ use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::process::Forked;
 use dlfs_base::threads::{Fate, Thread, start};
 
-/// The thread that does all I/O.
+/// The client's thread. Clones share it; dropping the last one ends it.
 #[derive(Clone)]
 pub(super) struct Executor {
+    /// Starts tasks on the thread.
     handle: Handle,
+    /// Tells whether the thread died.
     fate: Fate,
     cancel: Cancel,
     running: Arc<Forked<Running>>,
 }
 
-/// The running thread. A forked child does not have it; there this handle is leaked.
+/// The running thread. A forked child does not have the thread; there this value is leaked.
 struct Running {
+    /// Notified when the thread is to end.
     stop: Arc<Notify>,
     thread: Option<Thread>,
 }
 
 impl Executor {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The operating system starts no thread, or has no descriptors left.
     pub(super) fn start(cancel: Cancel) -> Result<Executor> {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::from)?;
         let handle = runtime.handle().clone();
@@ -43,6 +50,9 @@ impl Executor {
     }
 
     /// Runs `work` on the client's thread.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: this process was forked after the thread was started.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -66,13 +76,14 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop.notify_one();
         if let Some(thread) = self.thread.take() {
-            thread.join_within(LAST_CALLS);
+            thread.join_within(END_LIMIT);
         }
     }
 }
 
 /// A task on the client's thread. Dropping it aborts the task.
 pub(super) struct Asked<T> {
+    /// Receives the task's result.
     answer: Receiver<Result<T>>,
     task: AbortHandle,
     handle: Handle,
@@ -87,7 +98,7 @@ impl<T> Asked<T> {
     /// The errors of the task. `Interrupted`: the wait was cancelled.
     pub(super) fn wait(self) -> Result<T> {
         loop {
-            match self.answer.recv_timeout(LOOK) {
+            match self.answer.recv_timeout(CHECK_INTERVAL) {
                 Ok(answer) => return answer,
                 Err(RecvTimeoutError::Timeout) => self.check()?,
                 Err(RecvTimeoutError::Disconnected) => {
@@ -97,10 +108,13 @@ impl<T> Asked<T> {
         }
     }
 
-    /// The next message of the task; `None` once the task has ended.
+    /// The next message that the task sent; `None`: the task has ended.
+    ///
+    /// # Errors
+    /// `Interrupted`: the wait was cancelled.
     pub(super) fn next_of<P>(&self, sent: &mut mpsc::Receiver<P>) -> Result<Option<P>> {
         loop {
-            let next = async { tokio::time::timeout(LOOK, sent.recv()).await };
+            let next = async { tokio::time::timeout(CHECK_INTERVAL, sent.recv()).await };
             match self.handle.block_on(next) {
                 Ok(next) => return Ok(next),
                 Err(_) => self.check()?,
@@ -108,6 +122,7 @@ impl<T> Asked<T> {
         }
     }
 
+    /// Checks that the wait was not cancelled.
     fn check(&self) -> Result<()> {
         if self.cancel.is_asked() {
             Err(Error::new(ErrorKind::Interrupted, "stopped while waiting for the store"))
@@ -124,7 +139,7 @@ impl<T> Drop for Asked<T> {
 }
 
 const THREAD: &str = "dlfs-cloud";
-/// Interval at which a waiting thread asks whether to give up.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval at which a waiting thread checks for cancellation.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit for the thread to end when the last client is dropped.
-const LAST_CALLS: Duration = Duration::from_secs(5);
+const END_LIMIT: Duration = Duration::from_secs(5);

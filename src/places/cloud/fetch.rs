@@ -1,13 +1,8 @@
-//! Reads one range of an object: retries, hedged requests, and the window shared by all requests to a store.
-//!
-//! Web servers that do not state lengths or do not send ranges are read once, into temporary copies of files.
+//! Reads one range of an object: waits until the store's window admits the request, hedges a slow request, and retries a
+//! failed one. Carries out the decisions of `flow.rs`.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::fs::File;
+use std::collections::BTreeSet;
 use std::future::Future;
-use std::io::Write;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,24 +10,26 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, GetResult};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::copies::{Copies, FileCopy};
 use super::direct::{Body, Landing};
+use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
-use super::http_client::{Pool, RangeBuf};
+use super::range_buf::{Pool, RangeBuf};
 use super::store::Store;
-use super::watch::{Failure, Note, Seen};
+use super::wanted::{Version, Wanted};
+use super::watch::{Note, Seen};
 use super::web::Web;
-use crate::{Object, Place, PlaceOptions};
+use crate::{Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
-use dlfs_base::replace_file::nameless_file;
 
-/// A store and its settings, shared by all its requests.
+/// A store, its settings, and the state that all requests to it share.
 pub(super) struct Shared {
+    /// The address of the whole store.
     pub(super) place: Place,
     pub(super) store: Store,
     pub(super) options: PlaceOptions,
@@ -41,25 +38,25 @@ pub(super) struct Shared {
     host: Arc<Host>,
 }
 
-/// State shared by all requests to one host.
+/// State shared by all requests to one host, also of clients with other users or queries.
 struct Host {
-    flow: Flow,
-    /// Latencies of small and of large requests.
+    admission: Admission,
+    /// Latencies of requests of up to [`SMALL_BYTES`], and of larger ones.
     latencies: [Mutex<Latencies>; 2],
     /// The shortest time from a request to the beginning of its response.
     delay: Mutex<Option<Duration>>,
     copies: Copies,
     /// Time of the last log line about a failed attempt.
-    told: Mutex<Option<Instant>>,
+    logged: Mutex<Option<Instant>>,
 }
 
 impl Host {
-    /// Returns whether to log a failed attempt: one line per interval is enough for all that fail together.
-    fn may_tell(&self) -> bool {
-        let mut told = self.told.lock();
-        let is_due = told.is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
+    /// Returns whether to log a failed attempt: attempts often fail together, and one line per interval is enough.
+    fn may_log(&self) -> bool {
+        let mut logged = self.logged.lock();
+        let is_due = logged.is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
         if is_due {
-            *told = Some(Instant::now());
+            *logged = Some(Instant::now());
         }
         is_due
     }
@@ -73,17 +70,17 @@ impl Shared {
         seen: Arc<Seen>,
     ) -> Shared {
         let host = Arc::new(Host {
-            flow: Flow::new(),
+            admission: Admission::new(),
             latencies: Default::default(),
             delay: Mutex::default(),
             copies: Copies::default(),
-            told: Mutex::default(),
+            logged: Mutex::default(),
         });
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
         Shared { place, store, options, seen, pool, host }
     }
 
-    /// Another store on the same host: shares counters, buffers and the state of the host.
+    /// Another store on the same host. It shares the counters, buffers and the host's state.
     pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
         let options = self.options.clone();
         let seen = self.seen.clone();
@@ -97,7 +94,7 @@ impl Shared {
         *delay = Some(delay.map_or(took, |least| least.min(took)));
     }
 
-    /// The shortest time from a request to the beginning of its response.
+    /// The shortest time from a request to the beginning of its response; `None` before the first response.
     pub(super) fn delay(&self) -> Option<Duration> {
         *self.host.delay.lock()
     }
@@ -118,14 +115,15 @@ impl Shared {
             None => self.again(place.key(), &note, || self.hedged(wanted, &note)).await,
         };
         let result = match (result, &self.store.web) {
-            (Err(error), Some(web)) => self.otherwise(web, wanted, &note, error).await,
+            (Err(error), Some(web)) => self.fall_back(web, wanted, &note, error).await,
             (result, _) => result,
         };
         result.map_err(|error| error.target(place.to_string()))
     }
 
-    /// After `error`, copies the whole file if the web server sends no ranges of it, or explains the error.
-    async fn otherwise(
+    /// After `error` of a web server: if the server sends no ranges of the file, copies the whole file and reads the
+    /// copy; if the file seems to change all the time, returns an error that explains this.
+    async fn fall_back(
         &self,
         web: &Web,
         wanted: &Wanted,
@@ -134,9 +132,9 @@ impl Shared {
     ) -> Result<RangeBuf> {
         let place = self.place.with_key(wanted.key.as_ref());
         match error.kind() {
-            // Waits its turn: another request may be copying the same file.
+            // Another request may be copying the same file.
             ErrorKind::Unsupported => {
-                let _turn = self.host.copies.again.lock().await;
+                let _turn = self.host.copies.turn.lock().await;
                 self.again(place.key(), note, || async {
                     let copy = match self.host.copies.of(&place, wanted) {
                         Some(copy) => copy,
@@ -164,14 +162,14 @@ impl Shared {
         web: &Web,
         key: &str,
         note: &Note,
-    ) -> Result<Arc<Copied>, Failure> {
-        let copy = Arc::new(Copied::from(web, key, note, self.options.silence).await?);
+    ) -> Result<Arc<FileCopy>, Failure> {
+        let copy = Arc::new(FileCopy::from(web, key, note, self.options.silence).await?);
         self.host.copies.keep(self.place.with_key(key), Arc::clone(&copy));
         Ok(copy)
     }
 
     /// Returns whether a file that seems to have changed alternates between entity tags, or still has the
-    /// wanted one.
+    /// wanted tag.
     async fn has_many_tags(&self, web: &Web, wanted: &Wanted) -> bool {
         let mut tags = BTreeSet::new();
         for _ in 0..PROBES {
@@ -217,7 +215,7 @@ impl Shared {
                 return Err(failure.given_up(failures, was_sent).target(address()));
             };
             self.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
-            if self.host.may_tell() {
+            if self.host.may_log() {
                 let address = address();
                 tracing::warn!("{address}: attempt {failures} failed, and is made again: {why}");
             }
@@ -229,8 +227,8 @@ impl Shared {
     async fn hedged(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let large = wanted.range.end - wanted.range.start > SMALL_BYTES;
         let latencies = &self.host.latencies[usize::from(large)];
-        let flow = &self.host.flow;
-        let slot = flow.enter().await;
+        let admission = &self.host.admission;
+        let permit = admission.enter().await;
         let sent = Instant::now();
         let mut first = pin!(self.attempt(wanted, note));
         let hedge_after = latencies.lock().hedge_after();
@@ -243,9 +241,9 @@ impl Shared {
         };
         let result = match early {
             Some(done) => done,
-            None => match flow.try_enter().filter(|_| latencies.lock().may_hedge()) {
+            None => match admission.try_enter().filter(|_| latencies.lock().may_hedge()) {
                 None => first.await,
-                Some(_slot) => {
+                Some(_permit) => {
                     self.seen.counts.hedges.fetch_add(1, Ordering::Relaxed);
                     match select(first, pin!(self.attempt(wanted, &Note::default()))).await {
                         Either::Left((Ok(done), _)) | Either::Right((Ok(done), _)) => Ok(done),
@@ -261,10 +259,11 @@ impl Shared {
             self.count_bytes(bytes.len() as u64);
         }
         self.ended(sent, result.as_ref().err());
-        drop(slot);
+        drop(permit);
         result
     }
 
+    /// Requests a range once, within the time that its length allows.
     async fn attempt(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let len = wanted.range.end - wanted.range.start;
         let limit = self.most_time(len);
@@ -274,7 +273,8 @@ impl Shared {
         }
     }
 
-    /// Requests a range, and waits until its answer begins, which is of the wanted version.
+    /// Requests a range, and waits until its response begins. Checks that the response is of the wanted version.
+    /// `landing`: where the body goes if this crate receives it itself.
     pub(super) async fn answer(
         &self,
         wanted: &Wanted,
@@ -313,22 +313,22 @@ impl Shared {
         self.options.silence + Duration::from_secs(len / SLOWEST_BYTES_A_SECOND)
     }
 
-    /// Notes that a request of `sent` has ended: the number of those in flight adapts.
+    /// Notes that the request sent at `sent` has ended: the window of requests in flight adapts.
     pub(super) fn ended(&self, sent: Instant, failure: Option<&Failure>) {
         let now = Instant::now();
         match failure {
-            None => self.host.flow.ended(|window, is_full| window.succeeded(now, is_full)),
+            None => self.host.admission.ended(|window, is_full| window.succeeded(now, is_full)),
             Some(Failure::Passing { throttled: true, .. }) => {
                 self.seen.counts.throttled.fetch_add(1, Ordering::Relaxed);
-                self.host.flow.ended(|window, _| window.throttled(now, sent));
+                self.host.admission.ended(|window, _| window.throttled(now, sent));
             }
             Some(_) => {}
         }
     }
 
-    /// Waits in line to make a request.
-    pub(super) async fn enter(&self) -> Slot<'_> {
-        self.host.flow.enter().await
+    /// Waits in line for a permit to make a request.
+    pub(super) async fn enter(&self) -> Permit<'_> {
+        self.host.admission.enter().await
     }
 
     /// Counts bytes of a range that have arrived.
@@ -336,11 +336,7 @@ impl Shared {
         self.seen.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a request that is made again.
-    pub(super) fn count_retry(&self) {
-        self.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
-    }
-
+    /// Requests a range once, and receives it.
     async fn request(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let len = wanted.range.end - wanted.range.start;
         let landing = Landing::new(&self.pool, len as usize);
@@ -372,34 +368,35 @@ impl Shared {
     }
 }
 
-/// Admits requests within the window.
-struct Flow {
+/// Admits as many requests at a time as the window permits.
+struct Admission {
+    /// Has a permit for each request that may begin.
     semaphore: Semaphore,
-    state: Mutex<FlowState>,
+    state: Mutex<AdmissionState>,
 }
 
-struct FlowState {
+struct AdmissionState {
     window: Window,
     /// Number of permits to remove as they are returned, because the window has shrunk.
     excess: usize,
 }
 
-impl Flow {
-    fn new() -> Flow {
+impl Admission {
+    fn new() -> Admission {
         let window = Window::new(Instant::now());
         let semaphore = Semaphore::new(window.size());
-        Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0 }) }
+        Admission { semaphore, state: Mutex::new(AdmissionState { window, excess: 0 }) }
     }
 
     /// Waits in line for a permit.
-    async fn enter(&self) -> Slot<'_> {
+    async fn enter(&self) -> Permit<'_> {
         let permit = self.semaphore.acquire().await;
-        Slot { flow: self, permit: Some(permit.expect("the semaphore is never closed")) }
+        Permit { admission: self, permit: Some(permit.expect("the semaphore is never closed")) }
     }
 
-    fn try_enter(&self) -> Option<Slot<'_>> {
+    fn try_enter(&self) -> Option<Permit<'_>> {
         let permit = self.semaphore.try_acquire().ok()?;
-        Some(Slot { flow: self, permit: Some(permit) })
+        Some(Permit { admission: self, permit: Some(permit) })
     }
 
     /// Reports the end of a request to the window through `tell`, which also gets whether the window was
@@ -410,22 +407,22 @@ impl Flow {
         let before = state.window.size();
         tell(&mut state.window, is_full);
         let size = state.window.size();
-        let more = size.saturating_sub(before);
-        let paid = more.min(state.excess);
-        state.excess = state.excess - paid + before.saturating_sub(size);
-        self.semaphore.add_permits(more - paid);
+        let growth = size.saturating_sub(before);
+        let kept = growth.min(state.excess); // permits that need not be removed any more
+        state.excess = state.excess - kept + before.saturating_sub(size);
+        self.semaphore.add_permits(growth - kept);
     }
 }
 
 /// A permit for one request in flight.
-pub(super) struct Slot<'a> {
-    flow: &'a Flow,
+pub(super) struct Permit<'a> {
+    admission: &'a Admission,
     permit: Option<SemaphorePermit<'a>>,
 }
 
-impl Drop for Slot<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        let mut state = self.flow.state.lock();
+        let mut state = self.admission.state.lock();
         if state.excess > 0 {
             state.excess -= 1;
             if let Some(permit) = self.permit.take() {
@@ -435,142 +432,14 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Copies of recently read files of a host.
-#[derive(Debug, Default)]
-pub(super) struct Copies {
-    kept: Mutex<VecDeque<(Place, Arc<Copied>)>>,
-    /// Held while copying a file, so that requests for the same file share one copy.
-    pub(super) again: tokio::sync::Mutex<()>,
-}
-
-/// A complete copy of a web server's file.
-#[derive(Debug)]
-pub(super) struct Copied {
-    file: File,
-    pub(super) object: Object,
-}
-
-impl Copies {
-    /// The copy of the file at `place`, if it has the wanted version.
-    pub(super) fn of(&self, place: &Place, wanted: &Wanted) -> Option<Arc<Copied>> {
-        let kept = self.kept.lock();
-        let mut copies = kept.iter().filter(|(of, _)| of == place).map(|(_, copy)| copy);
-        copies.find(|copy| copy.is_of(wanted)).cloned()
-    }
-
-    /// Keeps a copy; replaces an older one of the same file.
-    pub(super) fn keep(&self, place: Place, copy: Arc<Copied>) {
-        let mut kept = self.kept.lock();
-        kept.retain(|(of, _)| *of != place);
-        kept.push_back((place, copy));
-        if kept.len() > MOST_KEPT {
-            kept.pop_front();
-        }
-    }
-}
-
-impl Copied {
-    /// Copies a file of a web server. `silence` limits the time to the response and between two pieces.
-    pub(super) async fn from(
-        web: &Web,
-        key: &str,
-        note: &Note,
-        silence: Duration,
-    ) -> Result<Copied, Failure> {
-        let late = |_| Failure::late(format!("no more came for {silence:?}"));
-        let failed = |error: &object_store::Error| Failure::of(error, note.read());
-        let asked = tokio::time::timeout(silence, web.get(key, note)).await.map_err(late)?;
-        let (info, body) = asked.map_err(|error| failed(&error))?;
-        let folder = std::env::temp_dir();
-        let full = |error: std::io::Error| {
-            let hint = "the web server sends no ranges of this file, or no length: it is copied to TMPDIR first";
-            Failure::Final(Error::from(error).path(&folder).hint(hint))
-        };
-        let mut file = nameless_file(&folder).map_err(full)?;
-        let mut body = body.bytes_stream();
-        let mut len_bytes = 0;
-        while let Some(piece) = tokio::time::timeout(silence, body.next()).await.map_err(late)? {
-            let piece = piece.map_err(|error| {
-                failed(&object_store::Error::Generic { store: "web server", source: error.into() })
-            })?;
-            file.write_all(&piece).map_err(full)?;
-            len_bytes += piece.len() as u64;
-        }
-        match info.len_bytes {
-            Some(len) if len != len_bytes => {
-                Err(Failure::bad_answer(format!("{len_bytes} of {len} bytes came")))
-            }
-            _ => {
-                let key = key.to_owned();
-                let etag = info.etag;
-                Ok(Copied { file, object: Object { key, len_bytes, etag } })
-            }
-        }
-    }
-
-    fn is_of(&self, wanted: &Wanted) -> bool {
-        let Object { len_bytes, etag, .. } = &self.object;
-        *len_bytes == wanted.len_bytes && wanted.version.is_of(*len_bytes, etag)
-    }
-
-    /// Reads a range of the copy.
-    pub(super) fn read(&self, wanted: &Wanted, pool: &Arc<Pool>) -> Result<RangeBuf, Failure> {
-        if !self.is_of(wanted) {
-            return Err(Failure::changed());
-        }
-        let len = (wanted.range.end - wanted.range.start) as usize;
-        let mut bytes = pool.take(len).map_err(Failure::Final)?;
-        let read = self.file.read_exact_at(bytes.room(), wanted.range.start);
-        read.map_err(|error| Failure::Final(Error::from(error)))?;
-        bytes.advance(len);
-        Ok(bytes)
-    }
-}
-
-/// A range to request.
-#[derive(Debug, Clone)]
-pub(super) struct Wanted {
-    pub(super) key: Key,
-    pub(super) range: Range<u64>,
-    /// The object's length.
-    pub(super) len_bytes: u64,
-    pub(super) version: Version,
-}
-
-/// The version of an object's content that is requested.
-#[derive(Debug, Clone)]
-pub(super) enum Version {
-    /// The version with this entity tag; with `None`, the version cannot be checked by tag.
-    Tag(Option<String>),
-    /// The version with this stamp: [`Object::stamp`].
-    Stamp(u64),
-}
-
-impl Version {
-    /// Returns whether an object with this length and entity tag has this version.
-    pub(super) fn is_of(&self, len_bytes: u64, etag: &Option<String>) -> bool {
-        match self {
-            Version::Tag(None) => true,
-            Version::Tag(tag) => tag == etag,
-            Version::Stamp(stamp) => {
-                let key = String::new();
-                let etag = etag.clone();
-                Object { key, len_bytes, etag }.stamp() == *stamp
-            }
-        }
-    }
-}
-
 /// Requests up to this length take about as long as empty ones.
 const SMALL_BYTES: u64 = 256 << 10;
 /// The deadline of a request allows for this rate, in addition to the permitted silence.
 const SLOWEST_BYTES_A_SECOND: u64 = 128 << 10;
-/// Number of looks at a file that seems to have changed: a server's machines may take turns in answering.
+/// Requests for the description of a file that seems to have changed: the machines behind a server's address may take
+/// turns in answering.
 const PROBES: usize = 8;
 /// Minimum time between two log lines about one host.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 /// Time limit for retrying requests without credentials.
 const UNSIGNED: Duration = Duration::from_secs(5);
-
-/// Maximum copies, to bound file descriptors and space in the temporary folder.
-const MOST_KEPT: usize = 16;

@@ -1,8 +1,8 @@
 //! Decides how many requests are in flight, which are retried, and which ranges come next. Pure.
 //!
-//! Times and random numbers are arguments. `fetch.rs` and `client.rs` carry out the decisions.
-//! The window of requests in flight grows additively and shrinks by halves. A second request for the same bytes hedges
-//! one that is unusually slow.
+//! Times and random numbers are arguments. `fetch.rs` and `reader.rs` carry out the decisions.
+//! The window of requests in flight grows additively and halves. A second request for the same bytes hedges a request
+//! that is unusually slow.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -61,10 +61,11 @@ pub(crate) struct Patience {
     pub(crate) longest: Duration,
 }
 
-/// Failures of one request so far.
+/// The failed attempts of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
     failures: u32,
+    /// Time of the first failure.
     first: Option<Instant>,
 }
 
@@ -103,9 +104,13 @@ impl Retry {
 /// which costs little.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
+    /// The last [`KEPT`] latencies, a ring.
     recent: Vec<Duration>,
+    /// Index in the ring of the next latency.
     next: usize,
+    /// Number of successful requests.
     requests: u64,
+    /// Number of hedged requests.
     hedges: u64,
 }
 
@@ -114,13 +119,13 @@ impl Latencies {
     pub(crate) fn succeeded(&mut self, took: Duration) {
         self.requests += 1;
         match self.recent.get_mut(self.next) {
-            Some(place) => *place = took,
+            Some(oldest) => *oldest = took,
             None => self.recent.push(took),
         }
         self.next = (self.next + 1) % KEPT;
     }
 
-    /// Time from the first request to the second; `None` while too few latencies are known.
+    /// Time from a request to the one that hedges it; `None` while too few latencies are known.
     pub(crate) fn hedge_after(&self) -> Option<Duration> {
         if self.recent.len() < KNOWN {
             return None;
@@ -155,8 +160,9 @@ impl Piece {
 /// Hands out the ranges of a list of objects in order, while the budget has room for their bytes.
 #[derive(Debug)]
 pub(crate) struct Ranges {
+    /// Lengths of the objects from index `object` on.
     lens: VecDeque<u64>,
-    /// Index of the first object in `lens`.
+    /// Index of the object that has the next range.
     object: usize,
     /// The offset of the next range in this object.
     at: u64,
@@ -236,22 +242,26 @@ const MOST: usize = 512;
 /// Minimum time between two growth steps.
 const STEP: Duration = Duration::from_secs(1);
 
+/// Limit of the random pause after the first failure; it doubles with each failure.
 const BASE: Duration = Duration::from_millis(100);
+/// Maximum of this limit.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Number of remembered latencies.
 const KEPT: usize = 128;
 /// Number of latencies needed before hedging.
 const KNOWN: usize = 16;
-/// Minimum delay: hedging earlier is not worth a request.
+/// Minimum time before a request is hedged: hedging earlier is not worth a request.
 const SOONEST: Duration = Duration::from_millis(500);
 
 /// Maximum ranges handed out at once: small objects need many, and each range costs memory beside its bytes.
 const MOST_HELD: usize = 1024;
 
+/// Number of delays that the readahead covers: nothing arrives for at most one delay in this many.
 const DELAYS: f64 = 20.0;
 /// Bytes per second of a 10 Gb/s link.
 const RATE: f64 = 1.25e9;
+/// Minimum readahead in bytes and in ranges, within the window.
 const LEAST_BYTES: u64 = 32 << 20;
 const LEAST_RANGES: u64 = 4;
 

@@ -1,10 +1,11 @@
-//! The bytes of an object as they arrive: for readers of many objects that can hold little of each.
+//! Reads one object, and returns its bytes as they arrive: a process can read many objects at once with little memory.
 //!
-//! A task requests range after range. It stops to receive while nobody takes what it has, so the store's connection
-//! waits, and the memory of a reader is a few pieces, whatever the length of a range. By HTTP/1.1 each request has a
-//! connection of its own, so a reader that waits holds up no other.
+//! A task requests range after range. It stops receiving while the reader takes nothing. So a reader needs memory for a
+//! few pieces, whatever the length of a range. Over HTTP/1.1 each request has its own connection, so a reader that takes
+//! nothing does not hold up others.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt};
@@ -12,27 +13,32 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::executor::Asked;
-use super::fetch::{Shared, Wanted};
-use super::watch::{Failure, Note};
+use super::failure::Failure;
+use super::fetch::Shared;
+use super::wanted::Wanted;
+use super::watch::Note;
 use dlfs_base::error::{Error, Result};
 
 /// Bytes of one object, front to back. Dropping it ends its requests.
 pub(super) struct Flowing {
     pieces: mpsc::Receiver<Vec<u8>>,
-    /// The task; `None`: it has ended.
+    /// The task, or its error; `None`: it has ended.
     asked: Option<Result<Asked<()>>>,
+    /// The piece that is being read.
     current: Vec<u8>,
+    /// Number of its bytes that were read.
     read: usize,
 }
 
 impl Flowing {
-    /// Calls `ask` to run [`flow`] with a sender.
+    /// Calls `ask` to start the task, which runs [`flow`] with the given sender.
     pub(super) fn begin(ask: impl FnOnce(mpsc::Sender<Vec<u8>>) -> Result<Asked<()>>) -> Flowing {
         let (send, pieces) = mpsc::channel(PIECES_AHEAD);
         Flowing { pieces, asked: Some(ask(send)), current: Vec::new(), read: 0 }
     }
 
-    /// The next bytes: the rest of a piece, which ends within the object only behind [`PIECE_BYTES`]. Empty at the end.
+    /// The next bytes: the rest of a piece, which has at least [`PIECE_BYTES`] unless it is the last one. Empty at the
+    /// end of the object.
     ///
     /// # Errors
     /// As [`Pending::read_into`](super::Pending::read_into). Each later call returns the error again.
@@ -66,6 +72,7 @@ impl Flowing {
         }
     }
 
+    /// Marks `len` bytes as read.
     pub(super) fn consume(&mut self, len: usize) {
         self.read += len;
     }
@@ -77,7 +84,7 @@ impl std::fmt::Debug for Flowing {
     }
 }
 
-/// Sends the wanted bytes, in pieces, as long as there is a receiver.
+/// Sends the wanted bytes, in pieces, as long as there is a receiver. If a response ends early, requests the rest again.
 pub(super) async fn flow(
     shared: &Shared,
     wanted: Wanted,
@@ -92,19 +99,19 @@ pub(super) async fn flow(
     while at < end && !send.is_closed() {
         let range = at..end.min(at + shared.options.range_bytes.max(1));
         let part = Wanted { range, ..wanted.clone() };
-        let begun = shared.again(key, &note, || begin(shared, &part, &note)).await;
-        let arrived =
-            receive(shared, (&part, &note), begun.map_err(named)?, &mut piece, send).await;
+        let answer = shared.again(key, &note, || begin(shared, &part, &note)).await;
+        let answer = answer.map_err(named)?;
+        let arrived = receive(shared, &part, &note, answer, &mut piece, send).await;
         shared.count_bytes(arrived.bytes);
         at += arrived.bytes;
         if arrived.bytes >= PIECE_BYTES as u64 {
-            broken = Broken::default(); // a store may end an answer that nobody took for long
+            broken = Broken::default(); // a store may close a connection from which nobody took bytes for long
         }
         match arrived.failure {
             None => broken = Broken::default(),
             Some(Failure::Final(error)) => return Err(named(error)),
             Some(failure) => {
-                shared.count_retry();
+                shared.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
                 broken.answers += 1;
                 broken.waited += arrived.waited;
                 let is_late = broken.waited > shared.options.patience;
@@ -119,23 +126,31 @@ pub(super) async fn flow(
     Ok(())
 }
 
-/// Answers that ended early since the last one that brought a piece, and the time for which they were waited for.
+/// Consecutive responses that ended early with less than a piece.
 #[derive(Default)]
 struct Broken {
     answers: u32,
+    /// Total time of waiting for their bytes.
     waited: Duration,
 }
 
-/// Requests a range, and waits for its first bytes. Returns them, and those behind them.
+/// The body of a response that has begun.
+struct BegunBody<S> {
+    /// The first bytes of the body, at least one.
+    first: Vec<u8>,
+    /// The rest of the body.
+    rest: S,
+}
+
+/// Requests a range, and waits for the first bytes of the response.
 async fn begin(
     shared: &Shared,
     part: &Wanted,
     note: &Note,
-) -> Result<(Vec<u8>, impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin), Failure>
-{
+) -> Result<BegunBody<impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin>, Failure> {
     let limit = shared.options.silence;
     let late = |_| Failure::late(format!("there is no answer after {limit:?}"));
-    let slot = shared.enter().await;
+    let permit = shared.enter().await;
     let sent = Instant::now();
     let answer = timeout(limit, shared.answer(part, None, note)).await;
     let answer = answer.map_err(late).and_then(|answer| answer);
@@ -145,35 +160,35 @@ async fn begin(
     if answer.range != part.range {
         return Err(Failure::bad_answer(format!("the answer is of bytes {:?}", answer.range)));
     }
-    drop(slot); // whoever takes the bytes may take long
-    let mut body = answer.into_stream();
+    drop(permit); // the reader may take the bytes slowly
+    let mut rest = answer.into_stream();
     loop {
-        match timeout(limit, body.next()).await.map_err(late)? {
+        match timeout(limit, rest.next()).await.map_err(late)? {
             Some(Ok(first)) if first.is_empty() => {}
-            Some(Ok(first)) => return Ok((first.to_vec(), body)),
+            Some(Ok(first)) => return Ok(BegunBody { first: first.to_vec(), rest }),
             Some(Err(error)) => return Err(Failure::of(&error, note.read())),
             None => return Err(Failure::bad_answer("the answer has no bytes".to_owned())),
         }
     }
 }
 
-/// The bytes of a range that arrived.
+/// The part of a range that arrived.
 struct Arrived {
+    /// Number of bytes.
     bytes: u64,
-    /// The time for which the store was waited for.
+    /// Total time of waiting for the store.
     waited: Duration,
-    /// The reason why they are not all.
+    /// The reason why the rest did not arrive.
     failure: Option<Failure>,
 }
 
-/// Receives a range as far as it arrives: what is missing is requested again.
+/// Receives the range `part` as far as it arrives. Appends its bytes to `piece`, and sends each piece that is long
+/// enough.
 async fn receive(
     shared: &Shared,
-    (part, note): (&Wanted, &Note),
-    (first, mut body): (
-        Vec<u8>,
-        impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin,
-    ),
+    part: &Wanted,
+    note: &Note,
+    mut answer: BegunBody<impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin>,
     piece: &mut Vec<u8>,
     send: &mpsc::Sender<Vec<u8>>,
 ) -> Arrived {
@@ -185,7 +200,7 @@ async fn receive(
         piece.extend_from_slice(&bytes[..left as usize]);
         arrived.bytes += left;
     };
-    take(&first, &mut arrived, piece);
+    take(&answer.first, &mut arrived, piece);
     while arrived.failure.is_none() {
         if piece.len() >= PIECE_BYTES && send.send(std::mem::take(piece)).await.is_err() {
             break;
@@ -195,7 +210,7 @@ async fn receive(
         }
         let begun = Instant::now();
         let limit = shared.options.silence.min(most.saturating_sub(arrived.waited));
-        let next = timeout(limit, body.next()).await;
+        let next = timeout(limit, answer.rest.next()).await;
         arrived.waited += begun.elapsed();
         arrived.failure = match next {
             Ok(Some(Ok(bytes))) => {
@@ -210,10 +225,11 @@ async fn receive(
     arrived
 }
 
-/// Pieces that wait for a reader, beside the one it reads and the one that arrives.
+/// Pieces that wait for a reader, besides the one being read and the one being received.
 const PIECES_AHEAD: usize = 2;
-/// Length of a piece at least, but for the last one.
+/// Minimum length of a piece, except the last one.
 const PIECE_BYTES: usize = 256 << 10;
-/// Answers one after the other that may end early with less than a piece, and the pause behind each, which grows.
+/// Consecutive broken responses after which the read fails.
 const MOST_BROKEN: u32 = 32;
+/// The pause after the first broken response; after the n-th, n times this.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -1,9 +1,7 @@
-//! The HTTP client under the client library. This file follows redirects itself, and sends no `Referer`.
+//! The HTTP client under the client library. It follows redirects itself, and sends no `Referer`.
 //!
 //! Only headers that select bytes go to another origin (scheme, host and port), since other headers may be
 //! credentials. A redirect to another origin is not followed if its URL repeats a credential of the request.
-//!
-//! Ranges arrive in reused buffers: faulting in the pages of a fresh buffer costs more than copying a range into it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,13 +13,11 @@ use http::header::{
     LOCATION, RANGE,
 };
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
-use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
 use tokio::net::{ToSocketAddrs, lookup_host};
 
-use dlfs_base::error::{Result, zeroed_vec};
 use dlfs_base::random;
 
 /// Timeouts for connecting, for silence during a response, and for an idle connection.
@@ -69,6 +65,7 @@ pub(super) async fn answer(
     Err(refused(Refused::Circle))
 }
 
+/// The request that follows a redirect to `location`.
 fn redirected(mut request: HttpRequest, location: &str) -> Result<HttpRequest, Refused> {
     let from = Url::parse(&request.uri().to_string()).map_err(|_| Refused::Nowhere)?;
     let to = follow(&from, location, request.headers_mut())?;
@@ -89,6 +86,7 @@ pub(super) async fn addresses(name: impl ToSocketAddrs) -> io::Result<Vec<Socket
     Ok(addresses)
 }
 
+/// A resolver that returns the addresses of a host in another order each time.
 struct Shuffled;
 
 impl Resolve for Shuffled {
@@ -127,16 +125,16 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
     if from.origin() == to.origin() {
         return Ok(to);
     }
-    let told = to.as_str();
     let decoded: Vec<String> = to.query_pairs().map(|(_, value)| value.into_owned()).collect();
-    let is_told = |secret: &str| {
+    let is_repeated = |secret: &str| {
         secret.len() >= SHORTEST_SECRET
-            && (told.contains(secret) || decoded.iter().any(|value| value.contains(secret)))
+            && (to.as_str().contains(secret) || decoded.iter().any(|value| value.contains(secret)))
     };
-    let signs = from.query_pairs().filter(|(name, _)| is_credential(name));
-    let held = headers.iter().filter(|(name, _)| is_credential(name.as_str()));
-    let held = held.filter_map(|(_, value)| value.to_str().ok()?.rsplit(' ').next());
-    if signs.into_iter().any(|(_, value)| is_told(&value)) || held.into_iter().any(is_told) {
+    let mut in_url = from.query_pairs().filter(|(name, _)| is_credential(name));
+    let in_headers = headers.iter().filter(|(name, _)| is_credential(name.as_str()));
+    let mut in_headers =
+        in_headers.filter_map(|(_, value)| value.to_str().ok()?.rsplit(' ').next());
+    if in_url.any(|(_, value)| is_repeated(&value)) || in_headers.any(is_repeated) {
         return Err(Refused::Credential);
     }
     let kept = headers.iter().filter(|(name, _)| GOES_ALONG.contains(name));
@@ -145,141 +143,16 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
 }
 
 /// Returns whether a URL parameter or header of this name may be a credential, by the names that Amazon,
-/// Google, Microsoft and others use. `key` and `author` are no such names, so they must not match.
+/// Google, Microsoft and others use. The common names `key` and `author` must not match.
 fn is_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name == "sig" || name == "auth" || CREDENTIALS.iter().any(|part| name.contains(part))
 }
 
-/// Free buffers for ranges. They are kept only while a reader exists.
-///
-/// A new buffer is made only if none is free, so there are never more buffers than ranges were held at once.
-#[derive(Debug)]
-pub(super) struct Pool {
-    range_bytes: usize,
-    most: usize,
-    free: Mutex<Free>,
-}
-
-#[derive(Debug, Default)]
-struct Free {
-    buffers: Vec<Vec<u8>>,
-    readers: usize,
-}
-
-impl Pool {
-    /// Keeps free buffers of `range_bytes`, at most `window_bytes` in total.
-    pub(super) fn new(range_bytes: u64, window_bytes: u64) -> Pool {
-        let most = (window_bytes / range_bytes.max(1)) as usize;
-        Pool { range_bytes: range_bytes as usize, most, free: Mutex::default() }
-    }
-
-    /// An empty buffer with room for `len` bytes.
-    ///
-    /// # Errors
-    /// `OutOfMemory`: the operating system has no memory.
-    pub(super) fn take(self: &Arc<Pool>, len: usize) -> Result<RangeBuf> {
-        // A short range would waste most of a pooled buffer.
-        if len > self.range_bytes || len <= self.range_bytes / 2 {
-            return RangeBuf::new(len);
-        }
-        let kept = self.free.lock().buffers.pop();
-        let bytes = kept.map_or_else(|| zeroed_vec(self.range_bytes as u64), Ok)?;
-        Ok(RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) })
-    }
-
-    /// Makes the pool keep free buffers while any handle from this function exists; each reader holds one.
-    pub(super) fn keep(self: &Arc<Pool>) -> Kept {
-        self.free.lock().readers += 1;
-        Kept(Arc::clone(self))
-    }
-}
-
-/// Makes a pool keep its free buffers.
-#[derive(Debug)]
-pub(super) struct Kept(Arc<Pool>);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        let mut free = self.0.free.lock();
-        free.readers -= 1;
-        if free.readers == 0 {
-            free.buffers = Vec::new();
-        }
-    }
-}
-
-/// The received bytes of a range. Dropping it returns its memory to its pool, if it has one.
-#[derive(Debug)]
-pub(super) struct RangeBuf {
-    /// The buffer; the bytes from `filled` on are stale.
-    bytes: Vec<u8>,
-    filled: usize,
-    /// Length of the range.
-    len: usize,
-    pool: Option<Arc<Pool>>,
-}
-
-impl RangeBuf {
-    /// An empty buffer outside any pool, with room for `len` bytes.
-    ///
-    /// # Errors
-    /// `OutOfMemory`: the operating system has no memory.
-    pub(super) fn new(len: usize) -> Result<RangeBuf> {
-        let bytes = zeroed_vec(len as u64)?; // `len` is the length that the store states
-        Ok(RangeBuf { bytes, filled: 0, len, pool: None })
-    }
-
-    /// Returns whether all bytes have arrived.
-    pub(super) fn is_full(&self) -> bool {
-        self.filled == self.len
-    }
-
-    /// The part of the buffer that is still to be filled.
-    pub(super) fn room(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.filled..self.len]
-    }
-
-    /// Notes that `len` more bytes have arrived.
-    pub(super) fn advance(&mut self, len: usize) {
-        self.filled += len;
-        assert!(self.filled <= self.len, "within the room");
-    }
-
-    /// Appends bytes, for which there must be room.
-    pub(super) fn extend(&mut self, bytes: &[u8]) {
-        self.room()[..bytes.len()].copy_from_slice(bytes);
-        self.advance(bytes.len());
-    }
-}
-
-impl std::ops::Deref for RangeBuf {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[..self.filled]
-    }
-}
-
-impl AsRef<[u8]> for RangeBuf {
-    fn as_ref(&self) -> &[u8] {
-        self
-    }
-}
-
-impl Drop for RangeBuf {
-    fn drop(&mut self) {
-        let Some(pool) = self.pool.take() else { return };
-        let mut free = pool.free.lock();
-        if free.readers > 0 && free.buffers.len() < pool.most {
-            free.buffers.push(std::mem::take(&mut self.bytes));
-        }
-    }
-}
-
 /// Headers that select bytes.
 const GOES_ALONG: [HeaderName; 6] =
     [ACCEPT, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE, RANGE];
+/// Parts of the names of credentials.
 const CREDENTIALS: [&str; 11] = [
     "signature",
     "token",
@@ -304,7 +177,6 @@ mod tests {
     use http::header::{AUTHORIZATION, COOKIE, REFERER};
 
     use super::*;
-    use dlfs_base::error::ErrorKind;
 
     fn headers() -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -360,31 +232,5 @@ mod tests {
             assert_eq!(followed("https://a.example/x", to).0, Err(why), "{to}");
         }
         assert!(followed("http://a.example/x", "https://a.example/x").0.is_ok());
-    }
-
-    #[test]
-    fn buffers_of_whole_ranges_are_used_again_and_only_as_many_are_kept_as_the_window_has() {
-        let pool = Arc::new(Pool::new(1000, 2500));
-        let kept = pool.keep();
-        let mut first = pool.take(1000).unwrap();
-        first.extend(&[7; 1000]);
-        let at = first.as_ptr();
-        drop(first);
-        let mut again = pool.take(600).unwrap();
-        assert_eq!((again.len(), again.room().len(), again.as_ptr()), (0, 600, at));
-        let others = [pool.take(1000).unwrap(), pool.take(1000).unwrap()];
-        drop((again, others));
-        drop((pool.take(500).unwrap(), pool.take(1001).unwrap()));
-        assert_eq!(pool.free.lock().buffers.len(), 2, "short and overlong ones are not kept");
-        let late = pool.take(1000).unwrap();
-        drop(kept);
-        drop(late);
-        assert!(pool.free.lock().buffers.is_empty(), "without a reader");
-    }
-
-    #[test]
-    fn a_range_for_which_there_is_no_memory_is_an_error() {
-        let pool = Arc::new(Pool::new(1 << 62, u64::MAX));
-        assert_eq!(pool.take(1 << 62).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

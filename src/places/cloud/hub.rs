@@ -1,7 +1,7 @@
 //! The Hugging Face Hub: lists and reads files of its data sets through its web API.
 //!
-//! A revision is resolved to a commit once, and all requests name this commit. So all files are of one version. The
-//! commit also serves as the objects' entity tag, since the Hub's listings have none.
+//! A revision is resolved to a commit once, and all requests name this commit, so all files are of one version. The
+//! commit also serves as the entity tag of all objects, since the Hub's listings have no tags.
 
 use std::error::Error as StdError;
 use std::io::Read;
@@ -14,13 +14,15 @@ use reqwest::header::{AUTHORIZATION, HeaderMap};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 
-use super::watch::{Failure, LISTING, Listing, Note, Noted, Watching, whole};
+use super::failure::Failure;
+use super::watch::{LISTING, Listing, Note, Noted, Watching, whole};
 use crate::{Object, Place, PlaceOptions, escape, unescape};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A data set of the Hub at one revision.
 pub(super) struct Hub {
     client: HttpClient,
+    /// The URL of the Hub, without a slash at its end.
     endpoint: String,
     /// `OWNER/NAME`.
     name: String,
@@ -70,8 +72,10 @@ fn stored_token() -> Option<String> {
     Some(token)
 }
 
+/// The Hub's description of a revision.
 #[derive(Debug, Deserialize)]
 struct Revision {
+    /// The commit.
     sha: String,
 }
 
@@ -83,10 +87,11 @@ struct Entry {
     path: String,
     #[serde(default)]
     size: u64,
-    /// Set for a file in large file storage (LFS) instead of the repository.
+    /// Set for a file in large file storage (LFS): `size` is then the length of a pointer.
     lfs: Option<Large>,
 }
 
+/// A file in large file storage.
 #[derive(Debug, Deserialize)]
 struct Large {
     size: u64,
@@ -148,7 +153,7 @@ impl Hub {
         Ok((pinned, commit.to_owned()))
     }
 
-    /// Files beneath `prefix`, and the cursor of the next page. For tasks with a [`LISTING`].
+    /// A page of the files beneath `prefix`, and the cursor of the next page. The task must have a [`LISTING`].
     pub(super) async fn page(
         &self,
         prefix: &str,
@@ -187,8 +192,7 @@ impl Hub {
         Ok((objects, next))
     }
 
-    /// The response's body, and the cursor of the next page. `absent` describes the request's object, for
-    /// `NotFound`.
+    /// Requests `url`; returns the response's body, and the cursor of the next page. `absent`: the message of `NotFound`.
     async fn ask(
         &self,
         url: &str,
@@ -228,8 +232,8 @@ fn cursor_of_next(links: &str) -> Option<&str> {
     let mut rest = links;
     while let Some((_, link)) = rest.split_once('<') {
         let (url, behind) = link.split_once('>')?;
-        let own = behind.split('<').next().unwrap_or_default();
-        if own.contains("rel=\"next\"") || own.contains("rel=next") {
+        let parameters = behind.split('<').next().unwrap_or_default();
+        if parameters.contains("rel=\"next\"") || parameters.contains("rel=next") {
             let query = url.split_once('?')?.1;
             return query.split('&').find_map(|pair| pair.strip_prefix("cursor="));
         }

@@ -1,13 +1,9 @@
-//! Pages of listings: those on which web servers list the files of a folder (Python's `http.server`, nginx, Apache and
-//! similar servers), and those of stores, without the keys that the client library cannot name.
-//!
-//! The client library names objects by paths without control characters and without empty, `.` and `..`
-//! parts; a single other key makes it refuse the whole page. So such keys are cut out of the page and
-//! reported. Folder markers of some tools (empty objects whose keys end with a slash) are cut out without a
-//! report.
+//! Parses the HTML pages on which web servers list the files of a folder: Python's `http.server`, nginx, Apache and
+//! similar servers.
 
 use std::collections::BTreeSet;
 
+use super::sift::plain;
 use crate::unescape;
 
 /// The names listed on the page of the folder `prefix`; names of folders end with a slash. `None`: the page
@@ -45,91 +41,8 @@ fn is_scheme(link: &str) -> bool {
     ["mailto:", "javascript:", "data:"].iter().any(|scheme| link.starts_with(scheme))
 }
 
-/// Returns the page without folder markers and keys that cannot be named, and the latter.
-pub(super) fn sift(page: &str) -> (String, Vec<String>) {
-    let mut kept = String::with_capacity(page.len());
-    let mut refused = Vec::new();
-    let mut rest = page;
-    while let Some((block, key, start, end)) = next_entry(rest) {
-        kept.push_str(&rest[..start]);
-        match fate(&key) {
-            Fate::Kept => kept.push_str(block),
-            Fate::Mark => {}
-            Fate::Refused => refused.push(key),
-        }
-        rest = &rest[end..];
-    }
-    kept.push_str(rest);
-    (kept, refused)
-}
-
-enum Fate {
-    Kept,
-    Mark,
-    Refused,
-}
-
-fn fate(key: &str) -> Fate {
-    let is_odd = |part: &str| matches!(part, "" | "." | "..");
-    match key.strip_suffix('/') {
-        Some(folder) if !folder.is_empty() && !folder.split('/').any(is_odd) => Fate::Mark,
-        _ if key.split('/').any(is_odd) || key.chars().any(char::is_control) => Fate::Refused,
-        _ => Fate::Kept,
-    }
-}
-
-/// The next object of a page: its element, its key, and the element's start and end.
-fn next_entry(page: &str) -> Option<(&str, String, usize, usize)> {
-    // The elements of S3 and Google, then of Azure.
-    let found = [("<Contents>", "</Contents>", "Key"), ("<Blob>", "</Blob>", "Name")]
-        .into_iter()
-        .filter_map(|(open, close, name)| Some((page.find(open)?, close, name)))
-        .min()?;
-    let (start, close, name) = found;
-    let end = start + page[start..].find(close)? + close.len();
-    let block = &page[start..end];
-    let (_, value) = block.split_once(&format!("<{name}>"))?;
-    let (value, _) = value.split_once(&format!("</{name}>"))?;
-    Some((block, plain(value), start, end))
-}
-
-/// Decodes XML's character references, by name and by number; leaves anything else unchanged.
-pub(super) fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, behind)) = rest.split_once('&') {
-        plain.push_str(before);
-        // The search is limited: otherwise, a string of ampersands would take quadratic time.
-        let end = behind.bytes().take(MAX_NAME_BYTES).position(|byte| byte == b';');
-        let found = end.and_then(|end| Some((character(&behind[..end])?, &behind[end + 1..])));
-        let (character, behind) = found.unwrap_or(('&', behind));
-        plain.push(character);
-        rest = behind;
-    }
-    plain.push_str(rest);
-    plain
-}
-
-fn character(name: &str) -> Option<char> {
-    Some(match name {
-        "amp" => '&',
-        "lt" => '<',
-        "gt" => '>',
-        "quot" => '"',
-        "apos" => '\'',
-        _ => {
-            let number = name.strip_prefix('#')?;
-            let hex = number.strip_prefix(['x', 'X']).map(|digits| u32::from_str_radix(digits, 16));
-            char::from_u32(hex.unwrap_or_else(|| number.parse()).ok()?)?
-        }
-    })
-}
-
 /// Beginnings of titles: of Python's pages; of those of nginx, Apache, lighttpd and others.
 const TITLES: [&str; 2] = ["directory listing for", "index of"];
-
-/// Longer than any character's name, or its number with some leading zeros.
-const MAX_NAME_BYTES: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -168,36 +81,5 @@ mod tests {
         }
         let unquoted = "<title>Index of /</title><a href=x><a href";
         assert_eq!(found(unquoted, ""), Some(Vec::new()));
-    }
-
-    fn page(keys: &[&str]) -> String {
-        let entry = |key: &&str| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
-        let all: String = keys.iter().map(entry).collect();
-        format!(
-            "<ListBucketResult><Name>b</Name>{all}<IsTruncated>false</IsTruncated></ListBucketResult>"
-        )
-    }
-
-    #[test]
-    fn keys_that_cannot_be_named_are_cut_out_and_told_and_marks_of_folders_only_cut_out() {
-        let good = ["a/b", "a b", "ü", "x&amp;y", "100%", "%2F", "a/.b", "...", "&#65;"];
-        assert_eq!(sift(&page(&good)), (page(&good), vec![]));
-        let all = ["a/b", "a//b", "/a", "a/../b", "a/", "a/b/", ".", "//", "x&#x1;y", "z"];
-        let (kept, refused) = sift(&page(&all));
-        assert_eq!(kept, page(&["a/b", "z"]));
-        assert_eq!(refused, ["a//b", "/a", "a/../b", ".", "//", "x\u{1}y"]);
-    }
-
-    #[test]
-    fn the_pages_of_azure_are_sifted_as_well_and_what_is_no_page_is_left_alone() {
-        let blob = |name: &str| format!("<Blob><Name>{name}</Name><Properties/></Blob>");
-        let page = |inside: &str| {
-            format!("<EnumerationResults><Blobs>{inside}</Blobs></EnumerationResults>")
-        };
-        let (kept, refused) = sift(&page(&(blob("a//b") + &blob("c"))));
-        assert_eq!((kept, refused), (page(&blob("c")), vec!["a//b".to_owned()]));
-        for text in ["", "<Contents>", "<Contents><Key>a", "<Contents></Contents>", "no XML & <"] {
-            assert_eq!(sift(text), (text.to_owned(), vec![]), "{text}");
-        }
     }
 }

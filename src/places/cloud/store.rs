@@ -1,4 +1,4 @@
-//! Builds the client library's client of a store from an address, the environment and given settings.
+//! Opens a store: builds the client library's clients from an address, the environment and the user's settings.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use object_store::path::Path as Key;
 use object_store::{BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectStore, RetryConfig};
 
 use super::aws_profile::profile_settings;
+use super::failure::Failure;
 use super::http_client::Limits;
 use super::hub::{Hub, endpoint_and_headers, with_hint};
-use super::watch::{Failure, Note, Noted, Seen, Watching};
+use super::watch::{Note, Noted, Seen, Watching};
 use super::web::Web;
 use crate::{Place, PlaceOptions, Scheme};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -39,7 +40,7 @@ pub(super) enum Pages {
 }
 
 impl Store {
-    /// Requests an object, or the range of it that `options` name.
+    /// Requests an object, or the range of it that `options` name. On the Hub, requests the pinned commit.
     pub(super) async fn get(
         &self,
         key: &Key,
@@ -116,7 +117,7 @@ impl Store {
     }
 }
 
-/// Objects by their URLs, beneath `base`.
+/// A client of objects whose URLs begin with `base`.
 fn http(base: String, options: &PlaceOptions, watching: Watching) -> Result<Arc<dyn ObjectStore>> {
     let client = client_options(options, base.starts_with("http://"));
     let builder = HttpBuilder::new()
@@ -127,13 +128,14 @@ fn http(base: String, options: &PlaceOptions, watching: Watching) -> Result<Arc<
     Ok(Arc::new(builder.build().map_err(|error| invalid(&error))?))
 }
 
-/// The settings whose names the client of a store recognises.
+/// Parses the names of settings for the client of one store; leaves out settings of other stores.
 fn recognised<K: FromStr>(
     settings: impl Iterator<Item = (String, String)>,
 ) -> impl Iterator<Item = (K, String)> {
     settings.filter_map(|(key, value)| Some((key.parse().ok()?, value)))
 }
 
+/// Opens a bucket of Amazon S3 or a compatible store. Settings override the environment, which overrides the profile.
 async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<Store> {
     let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let mut builder = AmazonS3Builder::from_env();
@@ -174,18 +176,20 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
     store_of(builder.build())
 }
 
-/// The store that a client represents, which lists its objects page by page.
+/// The store of a built client, which lists objects page by page.
 fn store_of<S: ObjectStore + PaginatedListStore>(built: object_store::Result<S>) -> Result<Store> {
     let store = Arc::new(built.map_err(|error| invalid(&error))?);
     Ok(Store { objects: store.clone(), pages: Some(Pages::Store(store)), web: None })
 }
 
+/// The error for settings from which no client can be built.
 fn invalid(error: &object_store::Error) -> Error {
     let cause = Failure::of(error, Noted::default()).given_up(1, true);
     Error::new(ErrorKind::InvalidArgument, "the settings of the store are invalid or incomplete")
         .source(cause)
 }
 
+/// Options of the client library. `is_plain`: the endpoint is HTTP without TLS.
 fn client_options(options: &PlaceOptions, is_plain: bool) -> ClientOptions {
     ClientOptions::new()
         .with_allow_http(is_plain)
@@ -207,6 +211,7 @@ fn no_retry() -> RetryConfig {
     RetryConfig { backoff, max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
+/// Returns whether a setting or one of these environment variables names an endpoint without TLS.
 fn endpoint_is_plain(options: &PlaceOptions, variables: &[&str]) -> bool {
     let is_plain = |value: &str| value.starts_with("http://");
     let given = options.settings.iter();
@@ -236,6 +241,7 @@ fn azure_settings() -> Vec<(String, String)> {
     settings
 }
 
+/// Maximum time for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Maximum idle time of a connection: stores close their end after about this time.
 const IDLE: Duration = Duration::from_secs(15);

@@ -1,9 +1,6 @@
-//! Observes each request and response of the client library: status, `Retry-After`, and pages of listings.
-//! Bodies other than objects have a size limit.
-//!
-//! Decides which failures of requests are retried, and describes them without secrets.
+//! Observes each request and response of the client library: notes status and `Retry-After`, counts requests, and limits
+//! the length of bodies that are not objects. Cuts keys that the client library cannot name out of pages of listings.
 
-use std::error::Error as StdError;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -22,15 +19,15 @@ use parking_lot::Mutex;
 use reqwest::Client;
 
 use super::direct::{Direct, Landing};
-use super::http_client::{self, Limits, Refused};
-use super::pages::sift;
+use super::http_client::{self, Limits};
+use super::sift::sift;
 use crate::PlaceStats;
-use dlfs_base::error::{Error, ErrorKind};
 
-/// A record of one request, which travels with the request.
+/// The record of one request. The request has a clone of it among its extensions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note(Arc<Mutex<Noted>>);
 
+/// The contents of a [`Note`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Noted {
     /// True if the request was sent. False: there were no credentials to sign it with.
@@ -82,12 +79,12 @@ tokio::task_local! {
     pub(super) static LISTING: Listing;
 }
 
-/// Records of all requests.
+/// The counters and connections that all clients of a host share.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) counts: Counts,
-    /// The connections to the host, shared by all clients.
     client: OnceLock<Client>,
+    /// Connections for ranges over plain HTTP; `None`: the environment names a proxy.
     direct: OnceLock<Option<Arc<Direct>>>,
 }
 
@@ -96,8 +93,7 @@ pub(super) struct Seen {
 pub(super) struct Watching {
     seen: Arc<Seen>,
     limits: Limits,
-    /// Headers added to each request. `None`: requests are complete without them, so ranges may be received
-    /// without the client library.
+    /// Headers to add to each request. `None`: requests need no more headers, so [`Direct`] may send them.
     headers: Option<HeaderMap>,
 }
 
@@ -127,9 +123,11 @@ impl HttpConnector for Watching {
     }
 }
 
+/// An HTTP client whose requests are observed.
 #[derive(Debug)]
 struct Watched {
     client: Client,
+    /// `None`: `client` sends all requests.
     direct: Option<Arc<Direct>>,
     headers: HeaderMap,
     seen: Arc<Seen>,
@@ -157,7 +155,7 @@ impl HttpService for Watched {
             }
             self.seen.counts.requests.fetch_add(1, Ordering::Relaxed);
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
-            // `fetch.rs` limits the bodies of objects; other bodies are limited here.
+            // Requests for objects have a note; `fetch.rs` limits their bodies. Other bodies are limited here.
             let is_object = request.extensions().get::<Note>().is_some();
             let mut answer = self.execute(request).await?;
             if let Some(len) = wanted {
@@ -183,6 +181,7 @@ impl HttpService for Watched {
 }
 
 impl Watched {
+    /// Sends a request: by [`Direct`] if that can, otherwise by the HTTP client.
     async fn execute(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         if let Some(direct) = &self.direct
             && let Some(answer) = direct.get(&request).await?
@@ -192,7 +191,7 @@ impl Watched {
         http_client::answer(&self.client, request, &self.headers).await
     }
 
-    /// Limits a response whose body is a page. If the page `lists` keys, cuts out those that cannot be named.
+    /// Receives a whole body. If it is a page that `lists` keys, cuts out those that cannot be named.
     async fn bounded(&self, answer: HttpResponse, lists: bool) -> Result<HttpResponse, HttpError> {
         let (parts, body) = answer.into_parts();
         let bytes = whole(body).await?;
@@ -247,200 +246,7 @@ pub(super) async fn beginning(body: HttpResponseBody) -> Vec<u8> {
 #[error("a page of a listing, or another answer that is read whole, has more than 64 MiB")]
 pub(super) struct TooLong;
 
-/// A failed request.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// A retry may succeed.
-    Passing {
-        /// True if the store refused the request because there were too many.
-        throttled: bool,
-        /// The pause that the store asks for.
-        after: Option<Duration>,
-        /// A description of the failure.
-        why: String,
-        /// The kind of the error if the retries end.
-        kind: ErrorKind,
-    },
-    /// A retry would fail again.
-    Final(Error),
-}
-
-impl Failure {
-    /// An invalid response.
-    pub(super) fn bad_answer(why: impl Into<String>) -> Failure {
-        Failure::Passing { throttled: false, after: None, why: why.into(), kind: ErrorKind::Io }
-    }
-
-    /// No response in time.
-    pub(super) fn late(why: impl Into<String>) -> Failure {
-        let kind = ErrorKind::TimedOut;
-        Failure::Passing { throttled: false, after: None, why: why.into(), kind }
-    }
-
-    /// The object has changed since it was listed.
-    pub(super) fn changed() -> Failure {
-        let text = "the object has changed since it was listed";
-        Failure::Final(
-            Error::new(ErrorKind::BadSource, text).hint("begin again: it is listed anew"),
-        )
-    }
-
-    /// Classifies the client library's error; `noted` is the record of the request.
-    pub(super) fn of(error: &object_store::Error, noted: Noted) -> Failure {
-        use object_store::Error as Cause;
-        let status = noted.status.filter(|status| *status != 200 && *status != 206);
-        let why = why(status, words(error));
-        let last = |kind, text: &'static str| Error::new(kind, text).source(Told(why.clone()));
-        Failure::Final(match (error, status) {
-            (_, Some(429 | 503)) => {
-                let after = noted.retry_after;
-                return Failure::Passing { throttled: true, after, why, kind: ErrorKind::Busy };
-            }
-            (Cause::NotFound { .. }, _) => last(ErrorKind::NotFound, "there is no such object"),
-            (Cause::PermissionDenied { .. } | Cause::Unauthenticated { .. }, _) => {
-                last(ErrorKind::Refused, "the store refuses access").hint(CREDENTIALS)
-            }
-            (Cause::Precondition { .. }, _) | (_, Some(412 | 416)) => return Failure::changed(),
-            (Cause::NotSupported { .. } | Cause::NotImplemented { .. }, _) => {
-                last(ErrorKind::Unsupported, "the server does not send ranges")
-            }
-            (Cause::InvalidPath { .. }, _) => {
-                last(ErrorKind::InvalidArgument, "a key that cannot be named")
-            }
-            (_, Some(300..=399)) => {
-                let text =
-                    "the store redirects to another place: its region or endpoint is another one";
-                last(ErrorKind::Refused, text).hint(OTHER_PLACE)
-            }
-            (_, Some(408)) => return Failure::late(why),
-            (_, Some(400..=499 | 501)) => last(ErrorKind::Refused, "the store refuses the request"),
-            _ if has_cause::<Refused>(error) => {
-                last(ErrorKind::Refused, "a redirect of the server is not followed")
-            }
-            _ if has_cause::<TooLong>(error) => {
-                last(ErrorKind::BadSource, "the answer of the store is too long")
-            }
-            _ => {
-                let after = noted.retry_after;
-                let kind = ErrorKind::Disconnected;
-                return Failure::Passing { throttled: false, after, why, kind };
-            }
-        })
-    }
-
-    /// The error after the last of `failures` attempts. `was_sent`: the last attempt was sent; otherwise there
-    /// were no credentials to sign it with.
-    pub(super) fn given_up(self, failures: u32, was_sent: bool) -> Error {
-        match self {
-            Failure::Final(error) => error,
-            Failure::Passing { why, .. } if !was_sent => {
-                let text = "there are no credentials for the store";
-                Error::new(ErrorKind::Refused, text).source(Told(why)).hint(CREDENTIALS)
-            }
-            Failure::Passing { kind, why, .. } => {
-                let text = format!("the store could not be read; {failures} attempts failed");
-                Error::new(kind, text).source(Told(why))
-            }
-        }
-    }
-}
-
-/// Returns whether an error or one of its sources has this type.
-fn has_cause<E: StdError + 'static>(error: &object_store::Error) -> bool {
-    let mut at: Option<&(dyn StdError + 'static)> = Some(error);
-    while let Some(error) = at {
-        if error.is::<E>() {
-            return true;
-        }
-        at = error.source();
-    }
-    false
-}
-
-/// The source of an error, as a string without secrets.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Told(String);
-
-/// Describes an error and its sources. Leaves out URLs, which may be signed, and response bodies, which may
-/// quote the request; keeps the provider's code and message from the body.
-fn words(error: &object_store::Error) -> Option<String> {
-    let mut told: Vec<String> = Vec::new();
-    let mut at: Option<&dyn StdError> = Some(error);
-    while let Some(error) = at {
-        let text = error.to_string();
-        let said = match (element(&text, "Code"), element(&text, "Message")) {
-            (Some(code), message) => Some(match message {
-                Some(message) => format!("{code}: {message}"),
-                None => code,
-            }),
-            _ if text.contains("://") || text.contains(['<', '{']) => None,
-            _ => Some(text),
-        };
-        // An error often repeats the message of its source.
-        if let Some(said) = said.filter(|said| !told.iter().any(|before| before.ends_with(&**said)))
-        {
-            told.retain(|before| !said.ends_with(&**before));
-            told.push(said);
-        }
-        at = error.source();
-    }
-    (!told.is_empty()).then(|| told.join(": "))
-}
-
-fn why(status: Option<u16>, words: Option<String>) -> String {
-    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
-    match (status, words) {
-        (Some(status), Some(words)) => format!("HTTP status {status}: {words}"),
-        (Some(status), None) => format!("HTTP status {status}"),
-        (None, words) => words.unwrap_or_else(|| "it gives no reason".to_owned()),
-    }
-}
-
-fn element(text: &str, name: &str) -> Option<String> {
-    let (_, value) = text.split_once(&format!("<{name}>"))?;
-    let (value, _) = value.split_once(&format!("</{name}>"))?;
-    let is_plain = !value.contains("://") && value.len() <= 300;
-    is_plain.then(|| value.escape_debug().to_string())
-}
-
+/// Maximum bytes of a body that is read whole.
 const MAX_PAGE_BYTES: usize = 64 << 20;
+/// Bytes read of an error response's body.
 const MAX_SAID_BYTES: usize = 64 << 10;
-
-pub(super) const CREDENTIALS: &str = "give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, \
-     AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN, ...), or read a public bucket \
-     without any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true; the signature of a \
-     URL may have expired";
-
-const OTHER_PLACE: &str = "set AWS_REGION or AWS_ENDPOINT_URL for S3, GOOGLE_BASE_URL, AZURE_STORAGE_ENDPOINT or \
-     HF_ENDPOINT; of a web server, give the address that it redirects to";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("{text}")]
-    struct Level {
-        text: &'static str,
-        source: Option<Box<Level>>,
-    }
-
-    fn told(levels: &[&'static str]) -> String {
-        let chain =
-            levels.iter().rev().fold(None, |source, text| Some(Box::new(Level { text, source })));
-        let source = chain.expect("some levels");
-        why(None, words(&object_store::Error::Generic { store: "S3", source }))
-    }
-
-    #[test]
-    fn causes_are_told_without_urls_and_bodies() {
-        let text =
-            told(&["Error performing GET https://h/b?sig=SECRET", "error sending", "refused"]);
-        assert_eq!(text, "error sending: refused");
-        let body = "status 403: <Error><Code>AccessDenied</Code><Message>Access Denied</Message>\
-                    <StringToSign>SECRET</StringToSign></Error>";
-        assert_eq!(told(&[body]), "AccessDenied: Access Denied");
-        assert_eq!(told(&["{\"token\": \"SECRET\"}"]), "it gives no reason");
-    }
-}

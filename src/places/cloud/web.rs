@@ -1,5 +1,4 @@
-//! Requests to a web server: describes a file by HEAD or, where a server refuses that, by a GET of one byte; fetches
-//! files, and pages that list files.
+//! Requests that only web servers need: for the description of a file, a whole file, or an HTML page.
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, RANGE};
 use http::{HeaderValue, Method, StatusCode};
@@ -14,6 +13,7 @@ use crate::Place;
 /// A web server.
 pub(super) struct Web {
     client: HttpClient,
+    /// The address of the server, with user and query.
     place: Place,
 }
 
@@ -90,6 +90,7 @@ impl Web {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Sends a request for a file or, with the header `Range`, for a part of it.
     async fn send(
         &self,
         method: Method,
@@ -119,8 +120,9 @@ async fn checked(key: &str, answer: HttpResponse) -> object_store::Result<HttpRe
     Err(refusal(key, status, &String::from_utf8_lossy(&body)))
 }
 
+/// The client library's error for a status without success.
 fn refusal(key: &str, status: StatusCode, body: &str) -> Cause {
-    // Error messages drop text in angle brackets except the store's code and message, so that a page is not printed.
+    // `failure.rs` leaves out text in angle brackets, except the store's code and message: so no page is printed.
     let path = key.to_owned();
     let source = format!("<{body}>").into();
     match status {
@@ -132,6 +134,7 @@ fn refusal(key: &str, status: StatusCode, body: &str) -> Cause {
     }
 }
 
+/// The client library's error for a request that could not be made or answered.
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
     Cause::Generic { store: STORE, source: Box::new(error) }
 }
