@@ -25,10 +25,10 @@ use crate::import::prepare::{self, ImportState};
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::objects::push_origin;
-use crate::import::sources::sample_stream::{SampleStream, Shuffled, StreamPlace, StreamSample};
+use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
-    BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, SourceKind,
+    BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, Shuffled, SourceKind,
 };
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::SharedOrigins;
-use crate::import::sources::compression::{Compression, decompressed, is_stream};
+use crate::import::sources::compression::{Compression, decompressed};
 use crate::import::sources::expansion::{Compressed, Expansion};
-use crate::import::sources::inputs::Shard;
+use crate::import::sources::inputs::ObjectBytes;
 use crate::import::sources::objects::push_origin;
-use crate::import::sources::{BadReason, content};
+use crate::import::sources::spool::is_stream;
+use crate::import::sources::{BadReason, shard_index};
 use dlfs_base::error::invalid;
 use dlfs_base::folders::Links;
 use dlfs_base::threads::map_at_once;
@@ -81,7 +82,7 @@ impl Input {
         let begin = begin.min(object.len_bytes);
         let ahead_bytes = ahead_bytes.or(self.part_end.map(|_| 0)).unwrap_or(u64::MAX);
         let reader = Reader::from(client.clone(), vec![object.clone()], begin, ahead_bytes);
-        Ok(Box::new(Shard::new(reader, failure.clone())))
+        Ok(Box::new(ObjectBytes::new(reader, failure.clone())))
     }
 
     /// The length of the file.
@@ -126,7 +127,7 @@ impl Input {
                 if begin <= end && end < object.len_bytes =>
             {
                 let reader = Reader::part(client.clone(), object.clone(), begin..end);
-                Box::new(Shard::new(reader, failure.clone()))
+                Box::new(ObjectBytes::new(reader, failure.clone()))
             }
             _ => self.read(begin, None)?,
         };
@@ -202,7 +203,8 @@ impl Input {
     /// `BadSource`: a name leads out of the index's folder. Errors of the store: `NotFound` if no name of a file
     /// exists.
     pub(super) fn beside(&self, files: Vec<Vec<OsString>>) -> Result<Vec<(OsString, Input)>> {
-        let is_outside = |name: &&OsString| content::beside(&self.path, name.as_ref()).is_none();
+        let is_outside =
+            |name: &&OsString| shard_index::beside(&self.path, name.as_ref()).is_none();
         if let Some(name) = files.iter().flatten().find(is_outside) {
             let name = name.display();
             let text = format!("it names a file outside of its folder: {name}");
@@ -226,7 +228,7 @@ impl Input {
             }
             let name = names.first().cloned().unwrap_or_default();
             // A missing local file is reported when it is opened.
-            let path = content::beside(&self.path, name.as_ref()).unwrap_or_default();
+            let path = shard_index::beside(&self.path, name.as_ref()).unwrap_or_default();
             first.map_or(Ok((name, Input { path, object: None, ..self.clone() })), Err)
         })
     }
@@ -253,7 +255,7 @@ impl Input {
     fn find(&self, name: &Path, listed: &HashMap<String, Object>) -> Result<Option<Input>> {
         let own = self.object.as_ref();
         let index = own.map_or(&*self.path, |own| Path::new(&own.object.key));
-        let Some(path) = content::beside(index, name) else { return Ok(None) };
+        let Some(path) = shard_index::beside(index, name) else { return Ok(None) };
         if let Some(own) = own {
             let key = path.to_string_lossy();
             let object = listed.get(&*key).cloned();
@@ -280,10 +282,11 @@ impl Input {
     #[cfg(feature = "formats")]
     pub(super) fn read_index(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let read = self.read(0, None)?.take(content::MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
+        let read =
+            self.read(0, None)?.take(shard_index::MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
         self.check()?;
         let read = read.map_err(|error| self.named(error))?;
-        if read as u64 > content::MAX_INDEX_BYTES {
+        if read as u64 > shard_index::MAX_INDEX_BYTES {
             let text = "an index of more than 1 GiB is not read";
             return Err(self.bad(text));
         }

@@ -1,7 +1,7 @@
-//! Opens files beneath a folder; only with [`Links::Follow`] may a link lead out of it.
+//! Opens files beneath a folder. Only with [`Links::Follow`] may a link lead out of the folder.
 //!
 //! With [`Links::Inside`], links are resolved here, and the resolved path is opened without following links. So the
-//! returned descriptor lies in the folder even if another process renames files meanwhile, as with `openat2` and
+//! opened file lies in the folder even if another process renames files meanwhile, as with `openat2` and
 //! `RESOLVE_BENEATH`.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::index::BadReason;
+use super::bad::BadReason;
 use dlfs_base::beneath::{MAX_KERNEL_PATH_BYTES, components, open_beneath};
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, Result};
@@ -23,7 +23,9 @@ pub(crate) struct Root {
     fd: OwnedFd,
     /// The folder's path, as it was given.
     pub(crate) path: PathBuf,
+    /// The folder's path without links.
     canonical: PathBuf,
+    /// The rule for links beneath the folder.
     links: Links,
 }
 
@@ -107,8 +109,9 @@ impl Root {
         Ok(real)
     }
 
+    /// Opens `relative` as the rule for links says.
     fn open_beneath(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
-        // Not all of the opens below would refuse these.
+        // Following links, the kernel would open these paths outside the folder.
         BadReason::LeavesSource.unless(
             !relative.starts_with(b"/") && components(relative).all(|name| name != b".."),
         )?;
@@ -137,9 +140,9 @@ impl Root {
             errno => BadReason::from(errno),
         };
         let mut left = relative;
-        let mut held = None::<OwnedFd>;
+        let mut folder = None::<OwnedFd>;
         loop {
-            let at = held.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
+            let at = folder.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
             if left.len() <= MAX_KERNEL_PATH_BYTES {
                 let flags = flags | OFlags::CLOEXEC;
                 return fs::openat(at, left, flags, Mode::empty()).map_err(failed);
@@ -148,7 +151,7 @@ impl Root {
             let cut = cut.ok_or(BadReason::Unreadable(libc::ENAMETOOLONG))?;
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let next = fs::openat(at, &left[..cut], flags, Mode::empty()).map_err(failed)?;
-            (left, held) = (&left[cut + 1..], Some(next));
+            (left, folder) = (&left[cut + 1..], Some(next));
         }
     }
 
@@ -194,6 +197,7 @@ pub(super) fn push(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
+/// Removes the last component of a path.
 fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
     BadReason::LeavesSource.unless(!path.is_empty())?;
     let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);

@@ -1,15 +1,7 @@
-//! Detects and decompresses compressed files, and reads pipes. Sources that can be read only sequentially are copied to
-//! a file, the spool.
-//!
-//! The copy is an unnamed file: it disappears when the import ends, however it ends. Its stamp is a hash of
-//! its bytes, so an import from a pipe can resume if the pipe delivers the same bytes again.
+//! Detects the compression of files, and decompresses them.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
-use std::sync::Arc;
 
 #[cfg(feature = "formats")]
 use bzip2::bufread::MultiBzDecoder;
@@ -19,16 +11,12 @@ use flate2::read::MultiGzDecoder;
 use liblzma::bufread::XzDecoder;
 #[cfg(feature = "formats")]
 use liblzma::stream::{CONCATENATED, Stream};
-use xxhash_rust::xxh3::Xxh3;
 
 use super::expansion::{Compressed, Decompressed, Expansion};
-use super::index::{BadReason, Container};
-use super::shard::{FileAt, read_some};
-use super::{SourceOptions, shard, tfrecord};
-use dlfs_base::replace_file::nameless_file;
+use super::tfrecord;
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// A compression.
+/// The compression of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compression {
     /// RFC 1952, any number of concatenated members.
@@ -124,7 +112,7 @@ fn is_zlib(head: &[u8]) -> bool {
         && tfrecord::looks_like(&first)
 }
 
-/// The program for a compression that this build does not support.
+/// The program for the compression of a file that begins with `head`, if this build does not support the compression.
 pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
         _ if Compression::of(head).is_some() => None,
@@ -134,18 +122,6 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [0x04, 0x22, 0x4d, 0x18, ..] => Some("lz4"),
         _ => None,
     }
-}
-
-/// Opens the shard at `path`, and detects its compression.
-///
-/// # Errors
-/// As [`shard::open`]. The file cannot be read.
-pub(super) fn open(path: &Path) -> Result<(Arc<File>, Container, Option<Compression>)> {
-    let (file, container) = shard::open(path)?;
-    let mut head = [0; HEAD_BYTES as usize];
-    let len = read_some(&mut FileAt::new(&*file), &mut head)
-        .map_err(|error| Error::from(error).path(path))?;
-    Ok((file, container, Compression::of(&head[..len])))
 }
 
 /// Bytes at the start of a file that suffice to detect its compression.
@@ -166,79 +142,6 @@ pub(super) fn packed(path: &Path, program: &str) -> Error {
     Error::new(ErrorKind::BadSource, message)
         .path(path)
         .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`{or}"))
-}
-
-/// Returns whether `path` can be read only once and sequentially.
-pub(crate) fn is_stream(path: &Path) -> bool {
-    path == Path::new("-")
-        || std::fs::metadata(path).is_ok_and(|found| {
-            let kind = found.file_type();
-            kind.is_fifo() || kind.is_char_device() || kind.is_socket()
-        })
-}
-
-/// Opens the shard at `path`; copies it to `spool` first if it is a stream or compressed. Returns whether
-/// it was copied.
-///
-/// # Errors
-/// The shard does not open. `BadSource`: there is no spool and the shard needs one, or its compressed data is broken.
-/// `NoSpace`: the spool is full.
-pub(crate) fn open_or_spool(
-    path: &Path,
-    options: &SourceOptions,
-) -> Result<(Arc<File>, Container, bool)> {
-    if !is_stream(path)
-        && let (file, container, None) = open(path)?
-    {
-        options.expansion.read(container.len_bytes);
-        return Ok((file, container, false));
-    }
-    let Some(spool) = &options.spool else {
-        let message = "a pipe or compressed archive can be read only in its own order";
-        return Err(Error::new(ErrorKind::BadSource, message).path(path).hint(
-            "give it room for a copy with --spool DIR, or keep its order with --placement source",
-        ));
-    };
-    let mut from = open_stream(path, &options.expansion)?;
-    let mut copy = nameless_file(spool).map_err(|error| Error::from(error).path(spool))?;
-    let mut hash = Xxh3::new();
-    let mut len_bytes = 0;
-    let mut buffer = vec![0; COPY_BYTES];
-    loop {
-        let read = read_some(&mut *from, &mut buffer).map_err(|error| {
-            let message = "a compressed source is broken, ends early or needs too much memory";
-            let error = match BadReason::within(&error) {
-                Some(reason) => Error::new(ErrorKind::BadSource, reason.to_string()),
-                None => Error::new(ErrorKind::BadSource, message).source(error),
-            };
-            error.path(path)
-        })?;
-        if read == 0 {
-            break;
-        }
-        hash.update(&buffer[..read]);
-        len_bytes += read as u64;
-        copy.write_all(&buffer[..read]).map_err(|error| Error::from(error).path(spool))?;
-    }
-    let container = Container { path: path.to_path_buf(), stamp: hash.digest(), len_bytes };
-    Ok((Arc::new(copy), container, true))
-}
-
-/// Opens `path` (`-`: standard input) for sequential reading, and decompresses it.
-///
-/// # Errors
-/// The path does not open. As [`decompressed`].
-pub(crate) fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn Read + Send>> {
-    let name = |error: io::Error| Error::from(error).path(path);
-    let raw: Box<dyn Read + Send> = if path == Path::new("-") {
-        widen(&io::stdin());
-        Box::new(io::stdin())
-    } else {
-        let file = File::open(path).map_err(name)?;
-        widen(&file);
-        Box::new(file)
-    };
-    decompressed(raw, path, expansion)
 }
 
 /// A reader that decompresses `raw`; `path` is for messages.
@@ -266,16 +169,6 @@ pub(crate) fn decompressed(
         None => Ok(Box::new(Compressed(whole, expansion.clone()))),
     }
 }
-
-/// Enlarges a pipe's buffer, so that reader and writer wait for each other less often.
-fn widen(pipe: &impl AsFd) {
-    // Best effort: the file may not be a pipe, or the user's limit may be reached.
-    let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
-}
-
-const COPY_BYTES: usize = 256 * 1024;
-/// The kernel's limit for a pipe of an unprivileged user.
-const PIPE_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -1,32 +1,24 @@
-//! Detects what a file holds from its bytes, or from its name if the bytes do not tell.
-//!
-//! Some data sets whose shards hold rows have indexes of them: `index.json` of MosaicML Streaming and of LitData,
-//! `PREFIX.idx` of Megatron.
+//! Detects what a file holds: from its bytes, or from its name if the bytes do not tell.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
-use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Component, Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::compression::{self, Compression};
 use super::expansion::Expansion;
-use super::file_counts::SourceKind;
 use super::shard::read_some;
-use super::{tar_members, tfrecord};
-use dlfs_base::Result;
+use super::shard_index::{INDEX, MEGATRON_INDEX, kind_of};
+use super::source_kind::SourceKind;
+use super::{tar_header, tfrecord};
 use dlfs_base::folders::is_dropping;
 
 /// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// A shard of this kind, in this compression. Plain archives and WebDataset's are both `Tar`.
+    /// A shard of this kind, in this compression. Plain and WebDataset archives are both `Tar`.
     Shard(SourceKind, Option<Compression>),
-    /// A shard, judging by its name, in a compression that is not supported.
+    /// A shard, judging by its name, in a compression that is not supported; the compression's program.
     Packed(&'static str),
     /// A file of many samples in the named format, which is not supported.
     Unread(&'static str),
@@ -135,15 +127,16 @@ impl Content {
     }
 }
 
+/// The kind of a shard that begins with `head`, if its bytes tell.
 fn shard(head: &[u8]) -> Option<SourceKind> {
-    if tar_members::looks_like(head) {
+    if tar_header::looks_like(head) {
         return Some(SourceKind::Tar);
     }
     tfrecord::looks_like(head).then_some(SourceKind::TfRecord)
 }
 
-/// The kind that a name suggests, for files whose bytes do not tell: a file that is damaged, empty, or begins
-/// with an end mark.
+/// The kind of shard that a lower-case file name suggests. It counts if the bytes do not tell the kind: in a file that is
+/// damaged, empty, or begins with an end mark.
 fn claim(name: &[u8]) -> Option<SourceKind> {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);
@@ -225,151 +218,29 @@ pub(crate) fn is_note(name: &[u8]) -> bool {
     is_side && matches!(parts.next(), None | Some(b"txt" | b"md" | b"rst"))
 }
 
+/// Returns whether a lower-case file name is that of a JSON Lines file, possibly compressed.
 fn is_json_lines_name(name: &[u8]) -> bool {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);
     JSON_LINES_ENDS.iter().any(|end| plain.ends_with(end))
 }
 
-/// Returns whether `word` is one of some words with a blank between each two.
+/// Returns whether `word` is one of `words`, which are separated by blanks.
 fn is_among(words: &str, word: &[u8]) -> bool {
-    words.split(' ').any(|own| own.as_bytes() == word)
+    words.split(' ').any(|other| other.as_bytes() == word)
 }
 
+/// The last component of a path.
 fn base(name: &[u8]) -> &[u8] {
     name.rsplit(|&byte| byte == b'/').next().unwrap_or(name)
 }
 
+/// The offset of `part` in `text`.
 fn position(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// The name of the index of MosaicML Streaming and LitData.
-pub(crate) const INDEX: &[u8] = b"index.json";
-
-/// The first bytes of an index of Megatron.
-pub(crate) const MEGATRON_INDEX: &[u8] = b"MMIDIDX\0\0";
-
-/// The part of both formats' indexes that is read here: the names of the shard files.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum AnyIndex {
-    Mds { shards: Vec<Shard> },
-    LitData { chunks: Vec<Chunk> },
-}
-
-#[derive(Debug, Deserialize)]
-struct Shard {
-    raw_data: Part,
-    zip_data: Option<Part>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    basename: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct Chunk {
-    filename: String,
-}
-
-/// The kind of a data set with this `index.json`; `None`: the file is not an index of shards.
-///
-/// # Errors
-/// The file cannot be read.
-pub(crate) fn kind_of(index: impl Read) -> io::Result<Option<SourceKind>> {
-    let index = io::BufReader::new(index.take(MAX_INDEX_BYTES));
-    match serde_json::from_reader(index) {
-        Ok(AnyIndex::Mds { .. }) => Ok(Some(SourceKind::Mds)),
-        Ok(AnyIndex::LitData { .. }) => Ok(Some(SourceKind::LitData)),
-        Err(error) if error.is_io() => Err(error.into()),
-        Err(_) => Ok(None),
-    }
-}
-
-/// The tokens of Megatron's index at `index`; `None`: this is not the name of such an index.
-pub(crate) fn tokens_of(index: &Path) -> Option<PathBuf> {
-    let is_one = index.extension() == Some(OsStr::new("idx"));
-    is_one.then(|| index.with_extension("bin"))
-}
-
-/// Megatron's index, if `path` is one, the tokens beside one, or a prefix of both.
-pub(crate) fn megatron_index(path: &Path) -> Option<PathBuf> {
-    let index = match path.extension().and_then(OsStr::to_str) {
-        Some("idx" | "bin") => path.with_extension("idx"),
-        _ if path.symlink_metadata().is_ok() => return None,
-        _ => [path.as_os_str(), OsStr::new(".idx")].into_iter().collect::<OsString>().into(),
-    };
-    let mut head = [0; MEGATRON_INDEX.len()];
-    // Opening a pipe would wait for its writer.
-    let is_file = std::fs::metadata(&index).is_ok_and(|found| found.is_file());
-    let mut read = || File::open(&index)?.read_exact(&mut head);
-    (is_file && read().is_ok() && head == *MEGATRON_INDEX).then_some(index)
-}
-
-/// The paths of the shard files that an index names. The index is at `path`, and `read` returns its bytes. These files
-/// are not samples themselves.
-///
-/// # Errors
-/// Errors of `read`.
-pub(crate) fn parts_of(
-    path: &Path,
-    read: impl FnOnce() -> Result<Vec<u8>>,
-) -> Result<Vec<PathBuf>> {
-    if let Some(tokens) = tokens_of(path) {
-        return Ok(vec![tokens]);
-    }
-    let names: Vec<String> = match serde_json::from_slice(&read()?).ok() {
-        Some(AnyIndex::Mds { shards }) => {
-            let both = shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
-            both.flatten().map(|part| part.basename).collect()
-        }
-        Some(AnyIndex::LitData { chunks }) => {
-            chunks.into_iter().map(|chunk| chunk.filename).collect()
-        }
-        None => Vec::new(),
-    };
-    Ok(names.iter().filter_map(|name| beside(path, name.as_ref())).collect())
-}
-
-/// The files of a folder or prefix that belong to index files (MDS, LitData, Megatron).
-#[derive(Default)]
-pub(crate) struct Indexed {
-    /// Shards that an index names.
-    pub(crate) parts: HashSet<PathBuf>,
-    /// Indexes that a merged index in a folder above replaces: all their parts are parts of such an index.
-    pub(crate) merged: HashSet<PathBuf>,
-}
-
-impl Indexed {
-    /// The files of these indexes: the parts and the path of each.
-    pub(crate) fn new(mut indexes: Vec<(Vec<PathBuf>, PathBuf)>) -> Indexed {
-        let depth = |path: &Path| path.components().count();
-        indexes.sort_by_key(|(_, path)| depth(path));
-        let mut all = Indexed::default();
-        for level in indexes.chunk_by(|a, b| depth(&a.1) == depth(&b.1)) {
-            let is_merged = |parts: &[PathBuf]| {
-                !parts.is_empty() && parts.iter().all(|part| all.parts.contains(part))
-            };
-            let merged = level.iter().filter(|(parts, _)| is_merged(parts));
-            all.merged.extend(merged.map(|(_, path)| path.clone()));
-            all.parts.extend(level.iter().flat_map(|(parts, _)| parts.iter().cloned()));
-        }
-        all
-    }
-}
-
-/// The report's description of an index that a merged index replaces.
-pub(crate) const MERGED: &str = "index file of shards that another index has";
-
-/// The path of a file that an index names; `None` if the file is not beneath the folder of the index.
-pub(crate) fn beside(index: &Path, name: &Path) -> Option<PathBuf> {
-    let is_beneath = name.components().all(|part| matches!(part, Component::Normal(_)));
-    let folder = index.parent().unwrap_or(Path::new(""));
-    (is_beneath && !name.as_os_str().is_empty()).then(|| folder.join(name))
-}
-
+/// Bytes at the beginning of a file, or of its decompressed data, that are examined.
 const HEAD_BYTES: usize = 4096;
 const COMPRESSED_ENDS: &[&[u8]] =
     &[b".gz", b".zst", b".zstd", b".xz", b".bz2", b".bzip2", b".lz4", b".gzip"];
@@ -379,15 +250,13 @@ const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
 const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
 /// U+FEFF, which some programs write before text.
 pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-/// Bytes read behind the head to find the end of the first line.
+/// Maximum bytes read after the head to find the end of the first line.
 const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 /// Names without extensions, and extensions, of files that accompany shards.
 const SIDE_STEMS: &str = "readme license licence copying notice citation changelog changes manifest checksums md5sums \
                           sha1sums sha256sums sha512sums";
 const SIDE_EXTENSIONS: &str =
     "md rst idx index json yaml yml md5 sha1 sha256 sha512 crc asc sig log";
-/// Limit of an index's length: the index of a million shards is far smaller.
-pub(crate) const MAX_INDEX_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]
 mod tests {

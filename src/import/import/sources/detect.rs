@@ -1,8 +1,8 @@
 //! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
-//! Files are classified by their bytes ([`content`](super::content), `folder.rs`). If the caller names a
-//! kind, files of other kinds are set aside. Otherwise only files that describe shards are set aside, and files of
-//! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
+//! Files are classified by their bytes (`content.rs`, `survey.rs`). If the caller names a kind, files of other kinds are
+//! set aside. Otherwise only files that describe shards are set aside, and files of several kinds are an error that
+//! counts each kind. [`Found::file_counts`] reports every decision. Objects of stores are detected in `objects/mod.rs`.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,18 +10,23 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use super::bad::BadEntry;
 use super::beneath::Root;
-use super::compression::{self, Compression, is_stream};
-use super::content::{self, Content, Indexed, MERGED, is_side_file, is_tokens_name};
+use super::compression::{self, Compression};
+use super::content::{Content, is_side_file, is_tokens_name};
 use super::expansion::Expansion;
-use super::file_counts::{FileCounts, Indexing, PIPE, Role, SourceKind};
-use super::folder::{self, DetectedFile, Survey};
+use super::file_counts::{FileCounts, PIPE, Role};
+use super::folder;
 use super::found::{Decided, Found, FoundFile};
-use super::index::BadEntry;
+use super::indexing::Indexing;
 use super::listing::{self, Listing};
 use super::shard::{self, FileAt, front_to_back, read_some};
+use super::shard_index::{self, Indexed, MERGED};
+use super::source_kind::SourceKind;
+use super::spool::{self, is_stream};
+use super::survey::{DetectedFile, Survey};
 use super::tar::{self, Pair};
-use super::{Source, Store, list};
+use super::{OpenContainers, Source, list};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Expands `paths` and detects their kind.
@@ -33,11 +38,12 @@ pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Fou
     let kind = indexing.options.kind;
     let mut expanded = Expanded::default();
     for path in paths {
-        let is_there = || path.symlink_metadata().is_ok();
-        let is_prefix = || content::megatron_index(path).is_some();
-        let is_one = path.is_dir() || is_stream(path) || is_there() || is_prefix();
-        let one = is_one.then(|| vec![path.clone()]);
-        let all = one.or_else(|| braces(path)).ok_or_else(|| absent(path))?;
+        let exists = || path.symlink_metadata().is_ok();
+        let is_prefix = || shard_index::megatron_index(path).is_some();
+        // A path that exists is taken as it is, even if it has braces.
+        let is_plain = is_stream(path) || exists() || is_prefix();
+        let plain = is_plain.then(|| vec![path.clone()]);
+        let all = plain.or_else(|| braces(path)).ok_or_else(|| absent(path))?;
         let (folders, files): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| path.is_dir());
         expanded.folders.extend(folders);
         expanded.files.extend(files);
@@ -45,7 +51,7 @@ pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Fou
     if matches!(kind, SourceKind::Auto | SourceKind::Megatron) {
         // Replace each file of Megatron's tokens, and each prefix, by its index.
         let mut taken = HashSet::new();
-        let index = |path: PathBuf| match content::megatron_index(&path) {
+        let index = |path: PathBuf| match shard_index::megatron_index(&path) {
             Some(index) => taken.insert(index.clone()).then_some(index),
             None => Some(path),
         };
@@ -54,33 +60,33 @@ pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Fou
     match (kind, &expanded.folders[..], &expanded.files[..]) {
         (_, [], []) => Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source")),
         (SourceKind::Auto, ..) => auto(expanded, indexing),
-        (SourceKind::Folder, _, [file, ..]) => Err(no(kind, file)),
+        (SourceKind::Folder, _, [file, ..]) => Err(not_a(kind, file)),
         (SourceKind::Folder, ..) => {
             let trees = folder::list(&expanded.folders, indexing)?;
             let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
             Ok(folders(trees, surveys))
         }
-        (SourceKind::List, [folder, ..], _) => Err(no(kind, folder)),
+        (SourceKind::List, [folder, ..], _) => Err(not_a(kind, folder)),
         (SourceKind::List, ..) => Ok(lists(expanded.files)),
         (kind, ..) => shards_of(kind, expanded, indexing),
     }
 }
 
-/// The expanded paths, before any file is opened.
+/// The import's paths with braces expanded, before any file is opened.
 #[derive(Default)]
 struct Expanded {
     folders: Vec<PathBuf>,
     files: Vec<PathBuf>,
 }
 
-/// The indexes among the files of a tree.
+/// The files of a tree that are not shards by themselves, because of the indexes there.
 fn indexed(tree: &Listing<Root>, detected: &[DetectedFile]) -> Indexed {
     let is_index = |file: &&DetectedFile| file.2.kind().has_index();
     let paths = detected.iter().filter(is_index).map(|(name, ..)| tree.path_of(name));
     let parts = |path: &Path| {
         // An index that cannot be read is reported when it is opened.
         let read = || Ok(std::fs::read(path).unwrap_or_default());
-        content::parts_of(path, read).unwrap_or_default()
+        shard_index::parts_of(path, read).unwrap_or_default()
     };
     Indexed::new(paths.map(|path| (parts(&path), path)).collect())
 }
@@ -98,9 +104,9 @@ fn absent(path: &Path) -> Error {
         }
         _ => {
             let error = Error::new(ErrorKind::NotFound, "there is no such source").path(path);
-            let is_there =
+            let exists =
                 |end: &&[u8]| Path::new(OsStr::from_bytes(&[bytes, *end].concat())).exists();
-            let is_prefix = [&b".idx"[..], b".bin"].iter().any(is_there);
+            let is_prefix = [&b".idx"[..], b".bin"].iter().any(exists);
             let hint = "Megatron's documents need PREFIX.idx, an index of Megatron, and PREFIX.bin";
             if is_prefix { error.hint(hint) } else { error }
         }
@@ -115,7 +121,7 @@ struct Judgement {
     bad: Vec<BadEntry>,
     /// Set if a file is neither a shard nor a side file.
     has_others: bool,
-    /// A shard in a subfolder of the given folder.
+    /// The name of the first shard in a subfolder of a given folder.
     nested: Option<Vec<u8>>,
 }
 
@@ -128,19 +134,19 @@ impl Judgement {
             let named = detected.iter_mut().filter(|(name, ..)| is_tokens_name(name));
             named.for_each(|(.., content)| *content = Content::of_kind(SourceKind::Tokens));
         }
-        let is_mine = |content: Content| {
+        let is_taken = |content: Content| {
             let is_wanted = |kind| matches!(content, Content::Packed(_)) || content.kind() == kind;
             wanted.is_none_or(is_wanted)
         };
-        let (mine, others): (Vec<_>, Vec<_>) =
-            detected.into_iter().partition(|(.., content)| is_mine(*content));
-        let Indexed { parts, merged } = indexed(tree, &mine);
+        let (taken, others): (Vec<_>, Vec<_>) =
+            detected.into_iter().partition(|(.., content)| is_taken(*content));
+        let Indexed { parts, merged } = indexed(tree, &taken);
         self.file_counts.append(tree.file_counts.0.iter().cloned());
-        for (name, len_bytes, content) in others.into_iter().chain(mine) {
+        for (name, len_bytes, content) in others.into_iter().chain(taken) {
             let path = tree.path_of(&name);
             if parts.contains(&path) {
                 self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
-            } else if !is_mine(content) {
+            } else if !is_taken(content) {
                 let what = sort_of(&name, content);
                 self.file_counts.add(&what, Role::SetAside, len_bytes, &name);
             } else if merged.contains(&path) {
@@ -161,6 +167,7 @@ impl Judgement {
         }
     }
 
+    /// Judges one file.
     fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
         let is_shard = content.is_shard();
         let what = sort_of(&file.name, content);
@@ -172,6 +179,7 @@ impl Judgement {
         }
     }
 
+    /// Checks that no shard is in an unsupported compression.
     fn check_packed(&self) -> Result<()> {
         self.shards.iter().try_for_each(|(file, content)| match content {
             Content::Packed(program) => Err(compression::packed(&file.path, program)),
@@ -185,6 +193,7 @@ impl Judgement {
         Found { bad: self.bad, ..Found::of_shards(kind, files, self.file_counts) }
     }
 
+    /// The error for a source of several kinds, with the counts of each.
     fn refuse(self, message: &'static str, hint: impl Into<String>) -> Error {
         Error::new(ErrorKind::BadSource, message).source(self.file_counts).hint(hint.into())
     }
@@ -196,9 +205,10 @@ fn sort_of(name: &[u8], content: Content) -> Cow<'static, str> {
     if is_side { SIDE.into() } else { content.label() }
 }
 
+/// Detects the kind of the expanded paths.
 fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
     if expanded.files.iter().any(|file| is_stream(file)) {
-        // A stream cannot be read twice, so its kind is assumed: tar archives with one file per sample are most common.
+        // A stream cannot be read twice, so assume the most common kind: tar archives with one file per sample.
         let found = shards_of(SourceKind::Tar, expanded, indexing)?;
         return Ok(Found { decided: Some(Decided::NoPair), ..found });
     }
@@ -213,14 +223,14 @@ fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
     if !shards {
         return match (trees.is_empty(), &expanded.files[..]) {
             (false, []) => {
-                unless_unread(&trees, &surveys)?;
+                check_read(&trees, &surveys)?;
                 Ok(folders(trees, surveys))
             }
             (true, files) => {
-                files.iter().try_for_each(|file| unless_no_list(file))?;
+                files.iter().try_for_each(|file| check_list(file))?;
                 Ok(lists(expanded.files))
             }
-            (false, [file, ..]) => Err(no(SourceKind::Folder, file)),
+            (false, [file, ..]) => Err(not_a(SourceKind::Folder, file)),
         };
     }
     for tree in &trees {
@@ -268,11 +278,11 @@ fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) 
         let (content, len_bytes) = content_of(path)?;
         // A file that the caller named is read as the kind that the caller named; reading reports any error.
         // But a shell pattern also matches files that describe shards.
-        let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
+        let is_taken = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
         let is_packed = matches!(content, Content::Packed(_));
-        if is_packed || is_one && content.kind() == wanted.kind() {
+        if is_packed || is_taken && content.kind() == wanted.kind() {
             judgement.file(file, len_bytes, content);
-        } else if is_one {
+        } else if is_taken {
             let what = format!("{} read as {kind}", content.label());
             judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
             judgement.shards.push((file, wanted));
@@ -294,19 +304,20 @@ fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) 
     Ok(judgement.found(kind))
 }
 
-/// Folders whose files are samples.
+/// Indexes folders whose files are samples.
 fn folders(trees: Vec<Listing<Root>>, surveys: Vec<Survey>) -> Found {
     let mut file_counts = FileCounts::default();
     surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts.0));
     trees.iter().for_each(|tree| file_counts.append(tree.file_counts.0.iter().cloned()));
-    // In a single folder, the name tells where an entry is.
+    // In a single folder, the name tells the file's location.
     let path = |root: &Root| root.path.clone();
     let index = listing::index(&trees, trees.len() > 1, path, |tree, row| tree.stamp(row));
     let roots = trees.into_iter().map(|tree| tree.root).collect();
-    let samples = Some(Source::new(SourceKind::Folder, index, Store::Folders(roots)));
+    let samples = Some(Source::new(SourceKind::Folder, index, OpenContainers::Folders(roots)));
     Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() }
 }
 
+/// The files `paths` as lists.
 fn lists(paths: Vec<PathBuf>) -> Found {
     let mut file_counts = FileCounts::default();
     let mut files = Vec::new();
@@ -319,8 +330,8 @@ fn lists(paths: Vec<PathBuf>) -> Found {
     Found { kind: SourceKind::List, files, file_counts, ..Found::default() }
 }
 
-/// Rejects a folder in which every file holds many samples in an unsupported format.
-fn unless_unread(trees: &[Listing<Root>], surveys: &[Survey]) -> Result<()> {
+/// Rejects folders in which every file that was read is in an unsupported format of many samples.
+fn check_read(trees: &[Listing<Root>], surveys: &[Survey]) -> Result<()> {
     for (tree, survey) in trees.iter().zip(surveys) {
         if let Some((format, name)) = &survey.unread {
             let message = format!("the folder holds {format}s, which dlfs does not read");
@@ -333,8 +344,8 @@ fn unless_unread(trees: &[Listing<Root>], surveys: &[Survey]) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a file that is neither a shard nor a list, with an error that says what it is.
-fn unless_no_list(path: &Path) -> Result<()> {
+/// Rejects a file, which is not a shard, if it is no list either; the error says what the file is.
+fn check_list(path: &Path) -> Result<()> {
     let (content, _) = content_of(path)?;
     let bad = |message: String| Error::new(ErrorKind::BadSource, message).path(path);
     match content {
@@ -362,6 +373,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
     list::check(head, path)
 }
 
+/// The content and the length in bytes of the file at `path`.
 fn content_of(path: &Path) -> Result<(Content, u64)> {
     let (file, container) = shard::open(path)?;
     let name = path.as_os_str().as_bytes();
@@ -370,6 +382,7 @@ fn content_of(path: &Path) -> Result<(Content, u64)> {
     Ok((content, container.len_bytes))
 }
 
+/// A file that the caller named.
 pub(super) fn given_file(path: &Path) -> FoundFile {
     let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
     FoundFile::new(path.to_path_buf(), name)
@@ -377,7 +390,7 @@ pub(super) fn given_file(path: &Path) -> FoundFile {
 
 /// Two consecutive files with one key at the beginning of the archive: a sign of a WebDataset shard.
 fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
-    let (file, container, packed) = compression::open(path)?;
+    let (file, container, packed) = spool::open(path)?;
     Ok(match packed {
         None => tar::pair_at_beginning(front_to_back(file, 0..container.len_bytes)),
         Some(compression) => {
@@ -387,7 +400,8 @@ fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     })
 }
 
-fn no(kind: SourceKind, path: &Path) -> Error {
+/// The error for a path that is not of the kind of the source.
+fn not_a(kind: SourceKind, path: &Path) -> Error {
     let message = format!("a source has one kind, and this is not a {kind}");
     Error::new(ErrorKind::InvalidArgument, message).path(path)
 }
@@ -398,6 +412,7 @@ pub(super) fn braces(path: &Path) -> Option<Vec<PathBuf>> {
     Some(names.map(|name| OsString::from_vec(name).into()).collect())
 }
 
+/// As [`braces`], for a name.
 fn expanded(name: &[u8]) -> Option<Vec<Vec<u8>>> {
     let open = name.iter().position(|&byte| byte == b'{')?;
     let close = open + name[open..].iter().position(|&byte| byte == b'}')?;
@@ -431,6 +446,7 @@ const UNREAD: &str = "turn them into files, tar shards or Parquet; or import eac
                       with --from folder FOLDER";
 const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \
                      the rest aside; --from folder imports each file of a folder as one sample, as it is";
+/// Bytes of a file that are examined to tell a list.
 const HEAD_BYTES: usize = 64 * 1024;
 /// The description of files that accompany shards.
 pub(super) const SIDE: &str = "side file";

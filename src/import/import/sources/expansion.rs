@@ -1,14 +1,14 @@
 //! Limits of expansion: an import produces only so many bytes for each byte that it reads.
 //!
 //! A few bytes can stand for many: compressed data, links to a file, rows that share a value. Code that expands
-//! its input counts the bytes read and produced here, and fails beyond the limit. So a small source cannot fill a
+//! input counts the bytes read and produced here, and fails beyond the limit. So a small source cannot fill a
 //! disk. All sources of an import share the counts.
 
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::index::BadReason;
+use super::bad::BadReason;
 
 /// Counts of the bytes read, and of the bytes produced from them. Clones share the counts.
 #[derive(Debug, Clone)]
@@ -16,7 +16,9 @@ pub struct Expansion(Arc<ExpansionCounts>);
 
 #[derive(Debug)]
 struct ExpansionCounts {
+    /// Maximum bytes produced for each byte read.
     most: u64,
+    /// Bytes read.
     read: AtomicU64,
     /// Bytes produced, indexed by [`Expands`].
     made: [AtomicU64; 3],
@@ -52,7 +54,7 @@ impl Expansion {
         add(&self.0.read, bytes);
     }
 
-    /// Counts bytes that `how` produces.
+    /// Counts bytes that are produced by `how`.
     ///
     /// # Errors
     /// `Expands`: the sum would exceed the limit; these bytes are not counted.

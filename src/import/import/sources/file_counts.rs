@@ -1,93 +1,11 @@
-//! Kinds of sources; counts of files by their sort and by how the import treated them; and counts of the samples that
-//! indexing finds.
+//! Counts of a source's files by their sort and by how the import treated them, for the report.
 
 use std::fmt;
-use std::str::FromStr;
 
-use super::SourceOptions;
-use crate::import::progress::{Progress, Stage};
-use dlfs_base::{Error, ErrorKind, Result};
+use super::source_kind::SourceKind;
+use dlfs_base::{Error, ErrorKind};
 
-/// Kinds of sources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-pub enum SourceKind {
-    /// Detect the kind from the first bytes.
-    #[default]
-    Auto,
-    /// A folder tree; its top folders are the classes.
-    Folder,
-    /// A plain tar archive: every file is a sample.
-    Tar,
-    /// Tar shards in which files with the same key form a sample.
-    WebDataset,
-    /// TFRecord shards.
-    TfRecord,
-    /// A list of paths and labels.
-    List,
-    /// Parquet files: every row is a sample.
-    Parquet,
-    /// Arrow files or streams: every row is a sample.
-    Arrow,
-    /// Shards of MosaicML Streaming, found through their `index.json`.
-    Mds,
-    /// Chunks of LitData, found through their `index.json`.
-    LitData,
-    /// Documents of tokens that Megatron-LM wrote, found through their `.idx` files.
-    Megatron,
-    /// Raw or `.npy` files of tokens: a token ends each document.
-    Tokens,
-    /// JSON Lines: every line is a sample, and may name a file that becomes a field.
-    JsonLines,
-}
-
-impl SourceKind {
-    /// All kinds.
-    pub const ALL: [SourceKind; 13] = {
-        use SourceKind::{Arrow, Auto, Folder, JsonLines, List, LitData, Mds, Megatron, Parquet};
-        use SourceKind::{Tar, TfRecord, Tokens, WebDataset};
-        [
-            Auto, Folder, Tar, WebDataset, TfRecord, List, Parquet, Arrow, Mds, LitData, Megatron,
-            Tokens, JsonLines,
-        ]
-    };
-
-    /// The kind's name.
-    pub fn name(self) -> &'static str {
-        NAMES.split(' ').nth(self as usize).unwrap_or_default()
-    }
-
-    /// Returns whether index files name the shards.
-    pub(crate) fn has_index(self) -> bool {
-        matches!(self, SourceKind::Mds | SourceKind::LitData | SourceKind::Megatron)
-    }
-
-    /// Returns whether the source consists of rows, which are read once, front to back.
-    pub fn is_rows(self) -> bool {
-        use SourceKind::{Arrow, JsonLines, LitData, Mds, Megatron, Parquet, Tokens};
-        matches!(self, Parquet | Arrow | Mds | LitData | Megatron | Tokens | JsonLines)
-    }
-}
-
-impl fmt::Display for SourceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for SourceKind {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<SourceKind> {
-        let found = SourceKind::ALL.into_iter().find(|kind| kind.name() == text);
-        found.ok_or_else(|| {
-            let names = SourceKind::ALL.map(SourceKind::name);
-            let message = format!("{text:?} is not a kind of source");
-            Error::invalid(message, format!("one of {}", names.join(", ")))
-        })
-    }
-}
-
-/// Files of one sort, and how the import treated them.
+/// The number and size of the files of one sort that the import treated alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileCount {
     /// The sort of the files: `tar archive`, `file .jpg`.
@@ -98,7 +16,7 @@ pub struct FileCount {
     pub files: u64,
     /// Their total size in the source.
     pub bytes: u64,
-    /// The name of one of them.
+    /// The name of the first file counted.
     pub example: Vec<u8>,
 }
 
@@ -142,7 +60,7 @@ impl FileCount {
         }
     }
 
-    /// Names the option that treats these files differently, for messages.
+    /// The hint for messages that names the option to treat these files differently; `None`: there is no such option.
     pub fn option(&self) -> Option<&'static str> {
         match &*self.what {
             HIDDEN | HIDDEN_FOLDER => Some("--hidden takes them"),
@@ -173,7 +91,7 @@ impl FileCounts {
         self.append([FileCount { what, role, files: 1, bytes, example }]);
     }
 
-    /// Counts archives that follow the first one of the file `name`.
+    /// Counts the archives after the first one in the file `name`; `bytes`: their total length.
     pub(crate) fn add_appended(&mut self, archives: u64, bytes: u64, name: &[u8]) {
         let what = "archive behind another".to_owned();
         let example = name.to_vec();
@@ -226,13 +144,13 @@ pub(crate) const REPLACED: &str = "member that a later one replaces";
 /// The description of pipes.
 pub(crate) const PIPE: &str = "stream";
 
-/// Sets the length of pipes, which is known only at their end.
+/// Sets the size of pipes, which is known only at their end.
 pub(crate) fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
     let piped = counts.iter_mut().filter(|count| count.what == PIPE);
     piped.for_each(|count| count.bytes = bytes);
 }
 
-/// Used as the cause of an error: one count per line.
+/// One count per line, as the cause of an error.
 impl fmt::Display for FileCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, count) in self.0.iter().enumerate() {
@@ -245,68 +163,8 @@ impl fmt::Display for FileCounts {
 
 impl std::error::Error for FileCounts {}
 
-/// Indexing by some options: counts the samples and bytes found, and reports them.
-pub(crate) struct Indexing<'p> {
-    progress: &'p mut dyn Progress,
-    pub(super) options: &'p SourceOptions,
-    samples: u64,
-    bytes: u64,
-    /// Files or records since the last report.
-    since: u64,
-    is_stopped: bool,
-}
-
-impl<'p> Indexing<'p> {
-    /// Begins the stage and its counts.
-    pub(crate) fn new(progress: &'p mut dyn Progress, options: &'p SourceOptions) -> Indexing<'p> {
-        let mut indexing =
-            Indexing { progress, options, samples: 0, bytes: 0, since: 0, is_stopped: false };
-        indexing.again();
-        indexing
-    }
-
-    /// Counts `samples` more samples (0: a part of one) and their `bytes`; returns whether to go on.
-    pub(super) fn found(&mut self, samples: u64, bytes: u64) -> bool {
-        self.samples += samples;
-        self.bytes = self.bytes.saturating_add(bytes); // a source may claim any length
-        self.since += 1;
-        if self.since == MANY {
-            self.progress.advance(self.samples, self.bytes);
-            (self.samples, self.bytes, self.since) = (0, 0, 0);
-            self.is_stopped |= self.progress.stop();
-        }
-        !self.is_stopped
-    }
-
-    /// Returns false once indexing was asked to stop.
-    pub(super) fn goes_on(&self) -> bool {
-        !self.is_stopped
-    }
-
-    /// Restarts the counts from zero: the entries found so far will be found again.
-    pub(super) fn again(&mut self) {
-        (self.samples, self.bytes, self.since) = (0, 0, 0);
-        self.progress.stage(Stage::Indexing, 0, 0);
-        self.is_stopped |= self.progress.stop();
-    }
-
-    /// # Errors
-    /// `Interrupted`: indexing was asked to stop, so the index is incomplete.
-    pub(super) fn check(&self) -> Result<()> {
-        if self.is_stopped {
-            let message = "the import was stopped while it indexed the source; nothing is written";
-            return Err(Error::new(ErrorKind::Interrupted, message));
-        }
-        Ok(())
-    }
-}
-
-/// The names of the kinds, in the order of [`SourceKind::ALL`].
-const NAMES: &str =
-    "auto folder tar webdataset tfrecord list parquet arrow mds litdata megatron tokens jsonl";
+/// The words of descriptions that get the `s` of a plural.
 const NOUNS: [&str; 8] = ["archive", "shard", "file", "folder", "link", "list", "stream", "member"];
-/// Files or records between two reports: some milliseconds.
-const MANY: u64 = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -327,24 +185,5 @@ mod tests {
              and 2 tar archives in gzip, 10 bytes (such as b.tgz)\n    \
              and 2 files .md, 2 bytes (such as x.md)"
         );
-    }
-
-    #[test]
-    fn lengths_that_a_source_claims_add_up_to_any_sum() {
-        struct Told(Vec<(u64, u64)>);
-        impl Progress for Told {
-            fn stage(&mut self, _: Stage, samples: u64, bytes: u64) {
-                self.0.push((samples, bytes));
-            }
-
-            fn advance(&mut self, samples: u64, bytes: u64) {
-                self.0.push((samples, bytes));
-            }
-        }
-        let mut told = Told(Vec::new());
-        let options = SourceOptions::default();
-        let mut indexing = Indexing::new(&mut told, &options);
-        assert!((0..MANY).all(|_| indexing.found(1, u64::MAX)));
-        assert_eq!(told.0, [(0, 0), (MANY, u64::MAX)]);
     }
 }

@@ -1,20 +1,17 @@
-//! The result of detecting the kind and the files of an import's paths.
-//!
-//! On the Hugging Face Hub, names tell the splits of files. A split here is a named part of a data set, such as
-//! `train`, made by the author of the data set. dlfs's own splits, which divide samples by a hash, have nothing to do
-//! with it.
+//! The result of detecting an import's paths: the kind of the source, and its files.
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::Source;
-use super::file_counts::{FileCounts, SourceKind};
-use super::index::BadEntry;
+use super::bad::BadEntry;
+use super::file_counts::FileCounts;
+use super::hub_splits::split_of;
+use super::source_kind::SourceKind;
 use super::tar::Pair;
-use dlfs_base::Result;
+use super::{Source, spool};
+use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Place, Scheme};
 
 /// The kind of a source, and its files.
@@ -26,7 +23,7 @@ pub(crate) struct Found {
     pub decided: Option<Decided>,
     /// Shards or lists, in order; empty if the samples are files of folders, or objects.
     pub files: Vec<FoundFile>,
-    /// Indexed samples, if each sample is a file of a folder or an object.
+    /// The indexed source, if each sample is a file of a folder or an object.
     pub(super) samples: Option<Source>,
     /// Treatment of every file.
     pub file_counts: FileCounts,
@@ -58,6 +55,31 @@ impl Found {
         tell_apart(&mut files);
         warn_of_splits(&files);
         Found { kind, files, file_counts, ..Found::default() }
+    }
+
+    /// Returns whether the files are streams, which are imported in the order in which they are read: pipes, objects or
+    /// compressed archives.
+    ///
+    /// # Errors
+    /// A path does not open. `InvalidArgument`: only some are streams.
+    pub(crate) fn is_streams(&self) -> Result<bool> {
+        if self.kind == SourceKind::List {
+            return Ok(false);
+        }
+        let mut streams = 0;
+        for FoundFile { path, object, .. } in &self.files {
+            let is_packed = || spool::open(path).map(|(.., packed)| packed.is_some());
+            let is_stream = object.is_some() || spool::is_stream(path) || is_packed()?;
+            streams += usize::from(is_stream);
+        }
+        match streams {
+            0 => Ok(false),
+            all if all == self.files.len() => Ok(true),
+            _ => {
+                let message = "some of the sources are streams and some are not";
+                Err(Error::new(ErrorKind::InvalidArgument, message).hint("use --spool DIR"))
+            }
+        }
     }
 }
 
@@ -159,20 +181,8 @@ impl FoundFile {
     }
 }
 
-/// The split of a file, detected from its path as the Hub's own library does: the name before a shard's numbers,
-/// otherwise a word that stands for a split. `None`: the path names no split.
-pub(super) fn split_of(name: &[u8]) -> Option<Cow<'_, str>> {
-    let name = std::str::from_utf8(name).ok()?;
-    if let Some(split) = of_shard(name) {
-        return Some(canonical(split).map_or(split.into(), Cow::from));
-    }
-    let is_end = |letter: char| !letter.is_ascii_alphanumeric();
-    // The last such word counts; it may be in a folder's name, as in `train/data.parquet`.
-    name.rsplit(is_end).find_map(canonical).map(Cow::from)
-}
-
-/// Warns if the files, unless they are on the Hub, are shards of several splits: a user who imports the whole folder
-/// may want only one split.
+/// Warns if the files are shards of several splits: a user who names a whole folder may want only one split. Says nothing
+/// about files on the Hub, for which `--split` exists.
 fn warn_of_splits(files: &[FoundFile]) {
     let is_on_hub = |(client, _): &(Client, Object)| client.place().scheme() == Scheme::Hf;
     if files.iter().filter_map(|file| file.object.as_ref()).any(is_on_hub) {
@@ -184,27 +194,6 @@ fn warn_of_splits(files: &[FoundFile]) {
         tracing::warn!(
             "files of the splits {splits} become one data set; name those of one split to have it alone"
         );
-    }
-}
-
-/// `SPLIT`, if the last component of the path is `SPLIT-00000-of-00001.EXTENSION`.
-fn of_shard(name: &str) -> Option<&str> {
-    let last = name.rsplit('/').next().unwrap_or(name);
-    let stem = last.split('.').next().unwrap_or(last);
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (split, number) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number(number) && is_number(count) && !split.is_empty()).then_some(split)
-}
-
-/// The name of the split that a word stands for.
-pub(super) fn canonical(word: &str) -> Option<&'static str> {
-    let is = |words: &[&str]| words.iter().any(|own| word.eq_ignore_ascii_case(own));
-    match () {
-        () if is(&["train", "training"]) => Some("train"),
-        () if is(&["validation", "valid", "val", "dev"]) => Some("validation"),
-        () if is(&["test", "testing", "eval", "evaluation"]) => Some("test"),
-        () => None,
     }
 }
 
@@ -226,19 +215,5 @@ mod tests {
         let names = files.map(|file| String::from_utf8(file.name).unwrap());
         assert_eq!(names, ["train/00.tar", "val/00.tar", "01.tar", "a/x/p-0", "b/x/p-0"]);
         assert_eq!(ends_of(&[Path::new("/data/train/")]), [b"train"]);
-    }
-
-    #[test]
-    fn splits_are_told_by_words_of_the_path_and_the_names_of_shards() {
-        let of = |name: &'static str| split_of(name.as_bytes());
-        assert_eq!(of("data/train-00000-of-00002.parquet").as_deref(), Some("train"));
-        assert_eq!(of("mnist/Test-0.parquet").as_deref(), Some("test"));
-        assert_eq!(of("default/validation/0000.parquet").as_deref(), Some("validation"));
-        assert_eq!(of("data/val-00000-of-00001.parquet").as_deref(), Some("validation"));
-        assert_eq!(of("data/train_sft-00000-of-00003.parquet").as_deref(), Some("train_sft"));
-        assert_eq!(of("train/a-b-00002-of-00003.tar").as_deref(), Some("a-b"));
-        assert_eq!(of("data/constraints-trained.parquet"), None);
-        assert_eq!(of("data/-00000-of-00001.parquet"), None);
-        assert_eq!(of("0000.parquet"), None);
     }
 }

@@ -5,13 +5,11 @@
 mod saved;
 
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::{fmt, io};
+use std::path::PathBuf;
 
-use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use super::bad::{BadEntry, BadReason};
 use super::file_counts::{FileCounts, REPLACED, Role};
 use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
 use dlfs_format::format::columns::ColumnTable;
@@ -30,21 +28,21 @@ pub struct Index {
     /// All entries that cannot be imported, in the order found.
     pub bad: Vec<BadEntry>,
     names: Names,
-    /// Empty while no row has a label.
+    /// Label of each row, or [`NO_LABEL`]; empty while no row has a label.
     labels: Vec<i64>,
     /// The payloads of all rows, in order.
     pub(super) payloads: Payloads,
     /// Index of the first payload of row `i`; empty while every row has exactly one payload.
     payload_starts: Vec<u64>,
-    /// Bytes of fields that replace the payload's bytes.
-    values: Vec<Values>,
-    /// Values of typed columns, by row, if fields give any.
+    /// Values of fields that replace the bytes of payloads.
+    values: Vec<FieldValues>,
+    /// Values of the typed columns that fields provide, by row; `None`: no field provides any.
     pub(crate) columns: Option<ColumnTable>,
 }
 
-/// The bytes of one field of all rows, `width` bytes for each row.
+/// The values of one field of all rows, `width` bytes for each row.
 #[derive(Debug)]
-struct Values {
+struct FieldValues {
     field: u16,
     width: usize,
     bytes: Vec<u8>,
@@ -53,10 +51,10 @@ struct Values {
 /// A file or folder that holds payloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// Path to open it again.
+    /// Path of the file or folder.
     pub path: PathBuf,
-    /// Changes when the file changes: see `stamp` of `mod.rs`. Zero for folders and prefixes of stores; for lists
-    /// and spooled files, a hash of the bytes.
+    /// A number that changes when the file changes: see `stamp` of `mod.rs`. Zero for folders and prefixes of stores; for
+    /// lists and spooled files, a hash of the bytes.
     pub stamp: u64,
     /// Length of a shard in bytes; otherwise, the length of the prefix that was put in front of the names.
     pub len_bytes: u64,
@@ -73,174 +71,6 @@ pub struct Payload {
     pub offset_or_stamp: u64,
     /// Index of the container in [`Index::containers`].
     pub container: u32,
-}
-
-/// An entry of a source that cannot be imported.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadEntry {
-    /// Name in the source; the shard's name if the entry's could not be read.
-    pub name: Vec<u8>,
-    /// Why it cannot be imported.
-    pub reason: BadReason,
-    /// The shard or list that contains the entry; its folder if the source has several folders.
-    pub within: Option<PathBuf>,
-    /// If the rest of a shard cannot be read because of the entry: its byte range, empty if its end is unknown.
-    pub rest: Option<Range<u64>>,
-}
-
-/// The reason why an entry cannot be imported.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BadReason {
-    /// The operating system refused to open or read it.
-    #[error("unreadable: {}", std::io::Error::from_raw_os_error(*.0))]
-    Unreadable(i32),
-    /// Not a regular file: a FIFO, a socket, a device.
-    #[error("is a {0}")]
-    Special(&'static str),
-    /// A dangling link.
-    #[error("is a link to nothing")]
-    Dangling,
-    /// A link to itself, or to a folder that it lies in.
-    #[error("is a link that leads back to itself")]
-    Cyclic,
-    /// A link or a path out of the source.
-    #[error("leads out of the source")]
-    LeavesSource,
-    /// A list of one store names another store, which would be asked with the user's credentials.
-    #[error("leads to another store or server than that of the list")]
-    OtherHost,
-    /// It changed since it was indexed.
-    #[error("changed while it was imported")]
-    Changed,
-    /// It exceeds the limit of 4 GiB - 1 bytes per sample.
-    #[error("holds {0} bytes, more than the limit of 4 GiB - 1")]
-    TooLarge(u64),
-    /// Its name cannot be stored.
-    #[error("name: {0}")]
-    Name(&'static str),
-    /// Another entry has the same name.
-    #[error("name appears twice")]
-    Twice,
-    /// An entry of another folder or list has the same name.
-    #[error("name appears twice, in two folders or lists")]
-    TwiceInFolders,
-    /// A later member of a stream would replace one that is written already.
-    #[error(
-        "comes again, and replaces what was read of it before, to which a stream does not lead back"
-    )]
-    ComesAgain,
-    /// Supported in a file, but not in a stream.
-    #[error("{0}")]
-    InStream(&'static str),
-    /// The image that is appended to has a sample of this name.
-    #[error("the image has a sample of this name")]
-    NameTaken,
-    /// The archive or shard ends within the entry, or without an end mark.
-    #[error("ends early: {0}")]
-    Truncated(&'static str),
-    /// A checksum of the source's format does not match.
-    #[error("{what} CRC is {found:#010x}, its bytes give {expected:#010x}")]
-    BadCrc {
-        /// The name of the checksum.
-        what: &'static str,
-        /// The computed checksum.
-        expected: u32,
-        /// The stored checksum.
-        found: u32,
-    },
-    /// A field does not hold a value of its type.
-    #[error("field {field} {what}")]
-    Field {
-        /// The name of the field.
-        field: String,
-        /// The defect, as the predicate of the message.
-        what: String,
-    },
-    /// It expands to more than this multiple of the bytes read.
-    #[error(
-        "expands to more than {0} times the bytes that were read, and more than 256 MiB: if you trust the source, \
-         --max-expansion allows more"
-    )]
-    Expands(u64),
-    /// The message of the decoder of the source's format.
-    #[error("{0}")]
-    Decoder(String),
-    /// The archive or list has invalid syntax here.
-    #[error("{0}")]
-    Syntax(&'static str),
-}
-
-impl From<io::Error> for BadReason {
-    /// Only errors of the operating system have a number; others come from a decoder.
-    fn from(error: io::Error) -> BadReason {
-        match (error.raw_os_error(), BadReason::within(&error)) {
-            (Some(number), _) => BadReason::Unreadable(number),
-            (None, Some(reason)) => reason.clone(),
-            (None, None) => BadReason::Decoder(format!("cannot be read: {error}")),
-        }
-    }
-}
-
-impl From<Errno> for BadReason {
-    fn from(errno: Errno) -> BadReason {
-        BadReason::Unreadable(errno.raw_os_error())
-    }
-}
-
-impl BadReason {
-    /// The defect `what` of a field, as the predicate of the message.
-    pub(crate) fn field(field: &str, what: impl Into<String>) -> BadReason {
-        BadReason::Field { field: field.to_owned(), what: what.into() }
-    }
-
-    /// This reason, unless the entry `is_well`.
-    pub(crate) fn unless(self, is_well: bool) -> Result<(), BadReason> {
-        if is_well { Ok(()) } else { Err(self) }
-    }
-
-    /// The reason that a reader wrapped in its error, if it did.
-    pub(crate) fn within(error: &io::Error) -> Option<&BadReason> {
-        error.get_ref()?.downcast_ref()
-    }
-}
-
-impl fmt::Display for BadEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(within) = &self.within {
-            write!(f, "{}: ", within.as_os_str().as_bytes().escape_ascii())?;
-        }
-        write!(f, "{}: {}", self.name.escape_ascii(), self.why())
-    }
-}
-
-impl BadEntry {
-    /// Entry `name`, which cannot be imported because of `reason`.
-    pub(crate) fn new(name: &[u8], reason: BadReason) -> BadEntry {
-        BadEntry { name: name.to_vec(), reason, within: None, rest: None }
-    }
-
-    /// Describes the defect and the data lost because of it.
-    pub fn why(&self) -> String {
-        let reason = &self.reason;
-        match &self.rest {
-            Some(rest) if rest.is_empty() => format!("{reason}; not read from byte {}", rest.start),
-            Some(Range { start, end }) => {
-                format!("{reason}; {} bytes not read, from byte {start} to the end", end - start)
-            }
-            None => reason.to_string(),
-        }
-    }
-
-    /// Sets the shard, list or folder that contains the entry.
-    pub(crate) fn within(self, path: &Path) -> BadEntry {
-        BadEntry { within: Some(path.to_path_buf()), ..self }
-    }
-
-    /// Sets the byte range of the shard that is not read.
-    pub(crate) fn rest(self, rest: Range<u64>) -> BadEntry {
-        BadEntry { rest: Some(rest), ..self }
-    }
 }
 
 impl Index {
@@ -295,7 +125,8 @@ impl Index {
 
     /// The length of a row's payload for `field`; `None` if the row lacks the field.
     pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
-        self.payloads(row).find(|own| own.field == field).map(|own| own.len_bytes)
+        let mut payloads = self.payloads(row);
+        payloads.find(|payload| payload.field == field).map(|payload| payload.len_bytes)
     }
 
     /// Total length of a row's payloads.
@@ -330,9 +161,7 @@ impl Index {
         container: u32,
     ) -> Result<(), BadReason> {
         TOO_LONG_A_NAME.unless(name.len() <= MAX_NAME_BYTES)?;
-        if len > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(len));
-        }
+        BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
         self.push(name, label);
         let len_bytes = len as u32; // within the limit just tested
         self.push_payload(Payload { field: 0, len_bytes, offset_or_stamp, container });
@@ -349,13 +178,14 @@ impl Index {
         self.payloads.push(payload);
     }
 
-    /// Adds the column of first payloads. The rows so far have one payload each, except the last, which may have none.
+    /// Fills `payload_starts`. Each row so far has one payload, except the last row, which may have none.
     fn begin_payload_starts(&mut self) {
         let payloads = self.payloads.len() as u64;
         self.payload_starts = (0..self.len()).map(|row| row.min(payloads)).collect();
     }
 
-    /// Replaces the payload at a position by `bytes`, which have the same length for each row.
+    /// Replaces the bytes of the payload number `place`, which is of `row`, by `bytes`. All rows have values of the same
+    /// length.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
         let width = bytes.len();
         let payload = self.payloads.get(place);
@@ -363,7 +193,7 @@ impl Index {
         self.payloads.set(place, Payload { len_bytes: width as u32, ..payload });
         let at = self.values.iter().position(|values| values.field == field);
         let at = at.unwrap_or_else(|| {
-            self.values.push(Values { field, width, bytes: Vec::new() });
+            self.values.push(FieldValues { field, width, bytes: Vec::new() });
             self.values.len() - 1
         });
         let start = row as usize * width;
@@ -372,7 +202,7 @@ impl Index {
         values[start..start + width].copy_from_slice(bytes);
     }
 
-    /// The bytes that replace the payload of a field, if any do.
+    /// The value that replaces the bytes of a field's payload; `None`: there is none.
     pub(super) fn value(&self, row: u64, field: u16) -> Option<&[u8]> {
         let values = self.values.iter().find(|values| values.field == field)?;
         let start = row as usize * values.width;
@@ -420,6 +250,7 @@ impl Index {
         }
     }
 
+    /// A copy without the rows `drop`, which is sorted.
     fn without(&self, drop: &[u64]) -> Index {
         let left = || (0..self.len()).filter(|row| drop.binary_search(row).is_err());
         let columns = self.columns.as_ref().map(|all| {
@@ -455,11 +286,12 @@ impl Index {
         selected
     }
 
-    /// The entry for a row that cannot be imported.
+    /// The bad entry for a row that cannot be imported.
     pub(crate) fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
         let container = self.container_of(row).map(|number| &self.containers[number as usize]);
         // In a single folder, the name tells the file's location.
-        let container = container.filter(|it| it.stamp != 0 || self.containers.len() > 1);
+        let is_named = |container: &&Container| container.stamp != 0 || self.containers.len() > 1;
+        let container = container.filter(is_named);
         let within = container.map(|container| container.path.clone());
         BadEntry { within, ..BadEntry::new(self.name(row), reason) }
     }
@@ -480,8 +312,8 @@ impl Index {
         self.payloads(row).next().map(|payload| payload.container)
     }
 
-    /// Prefixes each row's name with `front(row, container)` and a slash. Leaves rows out whose names would become too
-    /// long.
+    /// Prefixes each row's name with `front(row, container)` and a slash; `None`: the name stays. Drops rows whose names
+    /// would become too long, and lists them as bad.
     pub(super) fn put_in_front<'f>(&mut self, front: impl Fn(u64, u32) -> Option<&'f [u8]>) {
         let mut names = Names::default();
         let mut too_long = Vec::new();
@@ -504,13 +336,14 @@ impl Index {
     }
 
     /// Replaces a row's payloads by the payloads of later rows with the same name in the same container, since later
-    /// members of an archive replace earlier ones. Returns the later rows, sorted. A later row with a field that the
-    /// earlier row lacks replaces nothing.
+    /// members of an archive replace earlier ones. A later row with a field that the earlier row lacks replaces nothing.
+    /// Returns the rows that replaced others, sorted; the caller drops them.
     pub(super) fn take_replaced(&mut self) -> Vec<u64> {
         let mut order = self.rows_with_the_hash_of_another();
         self.sort_by_name(&mut order);
         let mut taken: Vec<u64> = Vec::new();
-        let mut kept: Vec<u64> = Vec::new(); // rows with one name, one for each container
+        // Rows of one name that replace no other: one for each container and set of fields.
+        let mut kept: Vec<u64> = Vec::new();
         for row in order {
             if kept.first().is_some_and(|&first| self.name(first) != self.name(row)) {
                 kept.clear();
@@ -566,8 +399,8 @@ impl Index {
         rows.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
     }
 
-    /// Rows that share the hash of their name with another row: few rows, among them all that share a name. Sorting
-    /// hashes costs far less than sorting names, which are scattered over memory.
+    /// Rows that share the hash of their name with another row. These are few, and include all rows that share a name.
+    /// Sorting hashes costs far less than sorting names, which are scattered over memory.
     fn rows_with_the_hash_of_another(&self) -> Vec<u64> {
         let hash = |row| xxh3_64(self.name(row));
         let mut hashes: Vec<u64> = (0..self.len()).map(hash).collect();
@@ -582,7 +415,8 @@ impl Index {
         (0..self.len()).filter(|&row| shared.binary_search(&hash(row)).is_ok()).collect()
     }
 
-    /// A hash of everything that determines the bytes of the image, since an import resumes only with the same source.
+    /// A hash of everything in the index that determines the bytes of the image: an import resumes only if the source
+    /// still has the same hash.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for name in self.fields.iter().chain(&self.classes) {
@@ -602,7 +436,7 @@ impl Index {
         hash.digest()
     }
 
-    /// The places of a row's payloads among all payloads.
+    /// The numbers of a row's payloads among all payloads.
     pub(super) fn payload_range(&self, row: u64) -> Range<usize> {
         let row = row as usize;
         if self.payload_starts.is_empty() {
@@ -622,8 +456,8 @@ impl Payload {
     }
 }
 
-/// Payloads by columns. Those that are 0 for all payloads so far are empty: most sources are many files, each with one
-/// field, or one shard.
+/// Payloads, by columns. Most sources are many files, each with one field, or one shard. So containers and fields are
+/// mostly 0, and both columns leave out the zeroes after their last other value.
 #[derive(Debug, Default)]
 pub(super) struct Payloads {
     lens_bytes: Vec<u32>,
@@ -637,6 +471,7 @@ impl Payloads {
         self.lens_bytes.len()
     }
 
+    /// The payload with this number.
     pub(super) fn get(&self, at: usize) -> Payload {
         Payload {
             field: self.fields.get(at).copied().unwrap_or_default(),
@@ -646,6 +481,7 @@ impl Payloads {
         }
     }
 
+    /// Replaces the payload with this number.
     pub(super) fn set(&mut self, at: usize, payload: Payload) {
         let Payload { field, len_bytes, offset_or_stamp, container } = payload;
         self.lens_bytes[at] = len_bytes;
@@ -661,13 +497,13 @@ impl Payloads {
     }
 }
 
-/// Sets a value of a column, which ends with its last value that is not 0, or behind it.
+/// Sets a value of a column that leaves out zeroes at its end.
 fn set_sparse<T: Copy + Default + PartialEq>(column: &mut Vec<T>, at: usize, value: T) {
     if at >= column.len() && value != T::default() {
         column.resize(at + 1, T::default());
     }
-    if let Some(own) = column.get_mut(at) {
-        *own = value;
+    if let Some(stored) = column.get_mut(at) {
+        *stored = value;
     }
 }
 
@@ -709,6 +545,7 @@ impl Names {
         &self.bytes[self.start(row)..self.end(row)]
     }
 
+    /// Offset of a name in `bytes`.
     fn start(&self, row: usize) -> usize {
         self.blocks[row / NAMES_A_BLOCK] as usize + usize::from(self.starts[row])
     }
@@ -728,8 +565,8 @@ impl Names {
     }
 }
 
-/// The label column's value for a row without a label: ImageFolder's classes count from 0. So the label -1 in a list
-/// counts as none.
+/// The value of the label column for a row without a label. The numbers of classes begin at 0, and the label -1 in a
+/// list counts as no label.
 pub(crate) const NO_LABEL: i64 = -1;
 
 /// Maximum bytes of a name.

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::compression::{self, Compression, HEAD_BYTES, decompressed, is_stream, open_stream};
+use super::compression::{self, Compression, HEAD_BYTES, decompressed};
 use super::expansion::Expansion;
 use super::sample_stream::FieldBytes;
 use super::shard::{FileAt, Input};
+use super::spool::{self, is_stream, open_stream};
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Reader};
@@ -19,26 +20,28 @@ use dlfs_places::{Client, Object, Reader};
 /// Input streams, in order.
 #[derive(Default)]
 pub(crate) struct Inputs {
+    /// The streams that are not open yet.
     files: std::vec::IntoIter<FoundFile>,
+    /// The bytes of the streams, if they are objects.
     objects: Option<ObjectStreams>,
     /// Number of streams begun, including skipped ones.
     begun: u64,
-    /// Set if the first stream is not read from its beginning: the number of its decompressed bytes to skip, or 0 if it
-    /// is not compressed, so that the store is asked for a part.
+    /// Set if the first stream is not read from its beginning: the number of decompressed bytes to skip; 0: the stream is
+    /// not compressed, and the store is asked only for the bytes wanted.
     first: Option<u64>,
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
-    /// Set if the input is one shard, an object or a file; true once the shard has turned out to be compressed.
+    /// Set if the input is a single shard, an object or a file; true once the shard turns out to be compressed.
     is_packed: Option<Arc<AtomicBool>>,
-    /// The bytes to read of such a shard, which is not compressed; `None`: all.
+    /// The bytes to read of a single shard, which then must not be compressed; `None`: all.
     part: Option<Range<u64>>,
 }
 
 /// A stream, decompressed.
 pub(super) enum Stream {
-    /// An object that is not compressed, and the counts for the bytes read from it.
-    Shard(Shard, Expansion),
+    /// An object that is not compressed. Bytes read from it are counted here.
+    Shard(ObjectBytes, Expansion),
     /// Any other stream.
     Bytes(Box<dyn Read + Send>),
 }
@@ -51,10 +54,10 @@ impl Inputs {
         Inputs { files: files.into_iter(), objects, expansion, ..Inputs::default() }
     }
 
-    /// The objects `files` from object number `number` on, the first one from byte `offset` on.
+    /// The objects `files` from number `number` on, the first of these from byte `offset` on, after decompression.
     ///
     /// # Errors
-    /// Errors of the store. `BadSource`: the object is shorter.
+    /// Errors of the store. `BadSource`: the first object is shorter.
     pub(crate) fn from(
         files: Vec<FoundFile>,
         number: u64,
@@ -86,8 +89,8 @@ impl Inputs {
         Ok(Inputs { files, objects, begun: number, first, expansion, ..Inputs::default() })
     }
 
-    /// The shard `file` alone, of which `part` is read; `None`: all of it. A store is asked for `ahead_bytes` ahead.
-    /// Sets `is_packed` when the shard turns out to be compressed; it must not be if a part is read.
+    /// A single shard, of which only the bytes `part` are read; `None`: all. At most `ahead_bytes` are requested ahead
+    /// from a store. `is_packed` is set once the shard turns out to be compressed, which it must not be with a `part`.
     pub(crate) fn of_shard(
         file: FoundFile,
         part: Option<Range<u64>>,
@@ -104,7 +107,7 @@ impl Inputs {
         Inputs { files, objects, first, expansion, is_packed, part, ..Inputs::default() }
     }
 
-    /// Number of objects begun, including skipped ones; `None` if the streams are not objects, nor one shard.
+    /// Number of streams begun, including skipped ones; `None`: they are neither objects nor a single shard.
     pub(super) fn begun_objects(&self) -> Option<u64> {
         (self.objects.is_some() || self.is_packed.is_some()).then_some(self.begun)
     }
@@ -139,10 +142,12 @@ impl Inputs {
         Ok(Some((file, stream)))
     }
 
-    /// Opens the only shard, a file.
+    /// Opens the single shard, a file.
     fn open_shard(&self, path: &Path) -> Result<Stream> {
-        let (file, container, packed) = compression::open(path)?;
-        self.is_packed.iter().for_each(|it| it.store(packed.is_some(), Ordering::Relaxed));
+        let (file, container, packed) = spool::open(path)?;
+        if let Some(is_packed) = &self.is_packed {
+            is_packed.store(packed.is_some(), Ordering::Relaxed);
+        }
         let Range { start: offset, end } = self.part.clone().unwrap_or(0..container.len_bytes);
         let bytes = BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end });
         Ok(Stream::Bytes(match self.part {
@@ -179,9 +184,9 @@ impl Inputs {
 }
 
 impl Stream {
-    /// The decompressed content of `shard`; `name` is for messages.
+    /// The decompressed content of an object. `first`: see [`Inputs`]; `name` is for messages.
     fn of(
-        mut shard: Shard,
+        mut shard: ObjectBytes,
         first: Option<u64>,
         name: &Path,
         expansion: &Expansion,
@@ -195,12 +200,12 @@ impl Stream {
                 return plain(shard);
             }
         }
-        let left_out = match first {
+        let skipped = match first {
             Some(0) => return plain(shard),
             first => first.unwrap_or(0),
         };
         let mut stream = decompressed(Box::new(shard), name, expansion)?;
-        io::copy(&mut stream.by_ref().take(left_out), &mut io::sink())?;
+        io::copy(&mut stream.by_ref().take(skipped), &mut io::sink())?;
         Ok(Stream::Bytes(stream))
     }
 
@@ -232,13 +237,16 @@ impl Read for Stream {
     }
 }
 
-/// Shards that are read one after the other.
+/// Objects that are read one after the other. One reader reads consecutive objects of a store, so that it can request
+/// the next objects ahead.
 struct ObjectStreams {
-    /// The stores and their objects, in order.
+    /// The stores and their objects, for each reader that has not begun.
     readers: std::vec::IntoIter<(Client, Vec<Object>)>,
     /// Offset in the first object at which reading begins.
     begin: u64,
+    /// The reader of the current object, which the current stream shares.
     current: Option<Arc<Mutex<Reader>>>,
+    /// The first failure of a store.
     failure: Arc<Mutex<Option<Error>>>,
 }
 
@@ -256,7 +264,7 @@ impl ObjectStreams {
         ObjectStreams { readers, begin, current: None, failure: Arc::default() }
     }
 
-    /// One object, or a part of it. Asks for at most `ahead_bytes` ahead.
+    /// One object, or a part of it. At most `ahead_bytes` are requested ahead.
     fn of_shard(
         client: Client,
         object: Object,
@@ -271,15 +279,15 @@ impl ObjectStreams {
         ObjectStreams { current, ..ObjectStreams::new(&[], 0) }
     }
 
-    /// The next shard; `None` after the last.
-    fn next(&mut self) -> Option<Shard> {
+    /// The next object; `None` after the last.
+    fn next(&mut self) -> Option<ObjectBytes> {
         loop {
             if let Some(current) = &self.current
                 && current.lock().next_object().is_some()
             {
                 let reader = Arc::clone(current);
                 let failure = Arc::clone(&self.failure);
-                return Some(Shard { reader, failure });
+                return Some(ObjectBytes { reader, failure });
             }
             let (client, objects) = self.readers.next()?;
             let begin = std::mem::take(&mut self.begin);
@@ -288,7 +296,7 @@ impl ObjectStreams {
         }
     }
 
-    /// Checks that no failure of the store ended a shard.
+    /// Checks that no failure of a store ended an object early.
     ///
     /// # Errors
     /// The failure.
@@ -297,17 +305,18 @@ impl ObjectStreams {
     }
 }
 
-/// The shard that is being read.
-pub(crate) struct Shard {
+/// The bytes of one object.
+pub(crate) struct ObjectBytes {
     reader: Arc<Mutex<Reader>>,
+    /// Gets the first failure of the store.
     failure: Arc<Mutex<Option<Error>>>,
 }
 
-impl Shard {
-    /// The first object of `reader`. The first failure of its store is put in `failure`.
-    pub(crate) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> Shard {
+impl ObjectBytes {
+    /// The first object of `reader`. `failure` gets the first failure of the store.
+    pub(crate) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> ObjectBytes {
         reader.next_object();
-        Shard { reader: Arc::new(Mutex::new(reader)), failure }
+        ObjectBytes { reader: Arc::new(Mutex::new(reader)), failure }
     }
 
     /// Up to `len` of the next bytes, without consuming them; fewer at the end of the object or of a requested range.
@@ -316,7 +325,7 @@ impl Shard {
     /// The store failed.
     fn peek(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut reader = self.reader.lock();
-        let bytes = reader.fill_buf().map_err(|error| Shard::failed(&self.failure, error))?;
+        let bytes = reader.fill_buf().map_err(|error| ObjectBytes::failed(&self.failure, error))?;
         Ok(bytes[..len.min(bytes.len())].to_vec())
     }
 
@@ -334,9 +343,9 @@ impl Shard {
     }
 }
 
-impl Read for Shard {
+impl Read for ObjectBytes {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.reader.lock().read(into).map_err(|error| Shard::failed(&self.failure, error))
+        self.reader.lock().read(into).map_err(|error| ObjectBytes::failed(&self.failure, error))
     }
 }
 

@@ -3,11 +3,12 @@
 use std::io;
 use std::path::Path;
 
+use super::bad::{BadEntry, BadReason};
 use super::beneath::Root;
-use super::file_counts::Indexing;
-use super::index::{BadEntry, BadReason, Container, Index};
+use super::index::{Container, Index};
+use super::indexing::Indexing;
 use super::tar_members::clean_name;
-use super::{FoundFile, Source, SourceKind, Store, stamp};
+use super::{FoundFile, OpenContainers, Source, SourceKind, stamp};
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, ErrorKind, Result};
 
@@ -33,7 +34,7 @@ pub(super) fn index(files: &[FoundFile], indexing: &mut Indexing<'_>) -> Result<
         }
         roots.push(root);
     }
-    Ok(Source::new(SourceKind::List, index, Store::Folders(roots)))
+    Ok(Source::new(SourceKind::List, index, OpenContainers::Folders(roots)))
 }
 
 /// Checks that the file at `path`, which begins with `head`, is a list: one of its first lines names a file.
@@ -42,7 +43,7 @@ pub(super) fn index(files: &[FoundFile], indexing: &mut Indexing<'_>) -> Result<
 /// The list's folder does not open. `BadSource`: the file is not a list; the error says why.
 pub(crate) fn check(head: &[u8], path: &Path) -> Result<()> {
     let root = Root::open(folder_of(path), Links::Follow)?;
-    let is_there = |line: &[u8]| {
+    let names_a_file = |line: &[u8]| {
         let name = clean_name(split(line).0);
         // A path that exists but is not a file makes a bad line, yet still shows that this is a list.
         name.is_ok_and(|name| root.stat(&name).is_ok())
@@ -50,7 +51,7 @@ pub(crate) fn check(head: &[u8], path: &Path) -> Result<()> {
     let bad = |text: String| Error::new(ErrorKind::BadSource, text).path(path);
     let first = lines(head).next().unwrap_or_default();
     if may_be(head) {
-        if lines(head).take(LINES_LOOKED_AT).any(is_there) {
+        if lines(head).take(LINES_LOOKED_AT).any(names_a_file) {
             return Ok(());
         }
         let text = "its lines name no file beneath its folder, so it is not a list";
@@ -58,7 +59,7 @@ pub(crate) fn check(head: &[u8], path: &Path) -> Result<()> {
         let line = format!("its first line is {}", shown(first));
         return Err(bad(text.to_owned()).source(io::Error::other(line)).hint(hint));
     }
-    Err(match split(first).1.filter(|_| !head.contains(&0) && is_there(first)) {
+    Err(match split(first).1.filter(|_| !head.contains(&0) && names_a_file(first)) {
         Some(label) => {
             let label = shown(label);
             let text =
@@ -69,11 +70,13 @@ pub(crate) fn check(head: &[u8], path: &Path) -> Result<()> {
     })
 }
 
+/// The beginning of a text, for messages.
 fn shown(text: &[u8]) -> String {
     let text = &text[..text.len().min(MAX_LINE_SHOWN)];
     String::from_utf8_lossy(text).escape_debug().to_string()
 }
 
+/// Returns whether the first line has the syntax of a list.
 fn may_be(head: &[u8]) -> bool {
     let first = lines(head).next().unwrap_or_default();
     let (path, label) = split(first);
@@ -87,6 +90,7 @@ pub(crate) fn folder_of(list: &Path) -> &Path {
     list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Adds the sample of a line to `index`.
 fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(), BadReason> {
     let (path, label) = labelled(line)?;
     BadReason::Name("is not beneath the list's folder").unless(!path.starts_with(b"/"))?;
@@ -98,14 +102,15 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
     index.push_file(&name, label, stat.st_size as u64, stamp(&stat), container)
 }
 
+/// The lines that are not empty.
 pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|&byte| byte == b'\n')
         .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
         .filter(|line| !line.is_empty())
 }
 
+/// Splits a line at its last TAB into path and label: a path may contain TABs.
 pub(super) fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
-    // The last TAB separates the label: a path may contain TABs.
     match line.iter().rposition(|&byte| byte == b'\t') {
         Some(tab) => (&line[..tab], Some(&line[tab + 1..])),
         None => (line, None),
@@ -113,6 +118,9 @@ pub(super) fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
 }
 
 /// Path and label of a line.
+///
+/// # Errors
+/// `Syntax`: the label is not a number.
 pub(super) fn labelled(line: &[u8]) -> Result<(&[u8], Option<i64>), BadReason> {
     let (path, label) = split(line);
     let number = |text| number(text).ok_or(BadReason::Syntax("its label is not a number"));
@@ -125,6 +133,7 @@ fn number(text: &[u8]) -> Option<i64> {
 
 /// Enough lines to find an existing file even if some are missing.
 const LINES_LOOKED_AT: usize = 64;
+/// Maximum bytes of a line that a message shows.
 const MAX_LINE_SHOWN: usize = 80;
 pub(super) const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list|parquet|...";
 

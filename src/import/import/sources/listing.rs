@@ -1,17 +1,17 @@
 //! The files beneath a folder, or the objects beneath a prefix, and their index as samples.
 //!
-//! Ids equal those of torchvision's ImageFolder: classes sorted by name, within a class the folders sorted
-//! by path, within a folder the files sorted by name. Files outside class folders have no label and come
-//! last, so they shift no id. Several listings follow one another, and share their classes.
+//! Each file or object is a sample; its class is the first folder of its name. Ids equal those of torchvision's
+//! ImageFolder: classes sorted by name, within a class the folders sorted by path, within a folder the files sorted by
+//! name. Files outside class folders have no label and come last, so they shift no id. Several listings follow one
+//! another, and share their classes.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use super::bad::{BadEntry, BadReason};
 use super::file_counts::{FileCounts, HIDDEN, Role};
-use super::index::{
-    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Names, TOO_LONG_A_NAME,
-};
+use super::index::{Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Names, TOO_LONG_A_NAME};
 use dlfs_base::folders::is_dropping;
 
 /// Files or objects in compact form, since there may be many millions of them.
@@ -19,7 +19,9 @@ use dlfs_base::folders::is_dropping;
 pub(super) struct Listing<R> {
     /// The folder or prefix. Names are paths or keys beneath it.
     pub(super) root: R,
+    /// Names, in the order in which files were added.
     names: Names,
+    /// The files, in the order of rows.
     files: Vec<ListedFile>,
     /// Folders directly beneath the root, also those without files.
     pub(super) tops: BTreeSet<Vec<u8>>,
@@ -31,8 +33,10 @@ pub(super) struct Listing<R> {
 
 #[derive(Debug)]
 struct ListedFile {
+    /// Number of the name.
     name: u32,
     len_bytes: u64,
+    /// A number that the caller of [`Listing::push`] chose.
     stamp: u64,
 }
 
@@ -74,7 +78,7 @@ impl<R> Listing<R> {
         self.files[row].stamp
     }
 
-    /// Leaves out files whose names are not `wanted`.
+    /// Leaves out files whose names are not `wanted`; these are not counted.
     pub(super) fn retain(&mut self, wanted: impl Fn(&[u8]) -> bool) {
         self.files.retain(|file| wanted(self.names.at(file.name as usize)));
     }
@@ -98,8 +102,8 @@ impl<R> Listing<R> {
     }
 }
 
-/// Indexes sorted listings as samples. `path` returns the path of a root, which bad entries have if `names_roots` is
-/// set; `stamp` the stamp of a file.
+/// Indexes sorted listings as samples. `path` returns the path of a root; bad entries name it if `names_roots` is set.
+/// `stamp` returns the stamp of a row's file; it is called only for files that become samples.
 pub(super) fn index<R>(
     listings: &[Listing<R>],
     names_roots: bool,
@@ -127,7 +131,6 @@ pub(super) fn index<R>(
             let class_of = |top| index.classes.binary_search_by(|class| class[..].cmp(top)).ok();
             let label = top_of(name).and_then(class_of).map(|class| class as i64);
             let len = listing.len_bytes(row);
-            // The stamps of files that are taken are asked for, and no others.
             let is_well = BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES);
             let pushed = is_well
                 .and_then(|()| index.push_file(name, label, len, stamp(listing, row), container));
@@ -144,6 +147,7 @@ fn top_of(name: &[u8]) -> Option<&[u8]> {
     name.iter().position(|&byte| byte == b'/').map(|end| &name[..end])
 }
 
+/// The order of names as samples: see the page of this file.
 fn in_order(a: &[u8], b: &[u8]) -> Ordering {
     let folder = |name: &[u8]| name.iter().rposition(|&byte| byte == b'/');
     match (folder(a), folder(b)) {

@@ -1,18 +1,19 @@
 //! Sources of samples: folder trees, lists, tar archives, WebDataset and TFRecord shards, and objects of stores.
 //!
-//! A source is read twice. Indexing finds every sample's name, length, label and location, and every entry
-//! that cannot be imported; it reads no payloads but labels. Then several threads read the payloads in the
+//! A source is read twice. Indexing finds the name, length, label and location of every sample, and every entry
+//! that cannot be imported; of payloads it reads only labels. Then several threads read the payloads in the
 //! order of placement, each with its own [`SourceReader`]. Payloads must match the index: a file or shard that
 //! changed meanwhile is a bad entry, never a torn sample.
 //!
-//! A pipe or a compressed archive can be read only once: it is first copied to a file (`compression.rs`), or is a
+//! A pipe or a compressed archive can be read only once: it is first copied to a file (`spool.rs`), or is a
 //! stream ([`sample_stream`]). Shards in a store and rows (`formats`) are always streams.
 //!
-//! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `folder.rs`), and
+//! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `survey.rs`), and
 //! `file_counts.rs` reports how each file was treated.
 //!
-//! Read `index.rs` for the data stored, then `folder.rs` and `tar_members.rs` for how it is found.
+//! Read `index.rs` first, then `folder.rs` and `tar_members.rs`, which find samples, and `reader.rs`.
 
+mod bad;
 pub(crate) mod beneath;
 pub(crate) mod compression;
 pub(crate) mod content;
@@ -21,46 +22,58 @@ pub mod expansion;
 pub(crate) mod file_counts;
 mod folder;
 mod found;
+mod hub_splits;
 pub(crate) mod index;
+mod indexing;
 pub(crate) mod inputs;
 mod list;
 mod listing;
 pub(crate) mod objects;
+mod reader;
 pub mod sample_stream;
 pub(crate) mod shard;
+pub(crate) mod shard_index;
+mod shuffled;
+mod source_kind;
+pub(crate) mod spool;
 pub mod stream;
+mod survey;
 pub mod tar;
+mod tar_header;
 pub(crate) mod tar_members;
 mod tfrecord;
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::Stat;
 use xxhash_rust::xxh3::Xxh3;
 
+pub use self::bad::{BadEntry, BadReason};
 use self::beneath::Root;
 use self::expansion::Expansion;
-pub(crate) use self::file_counts::Indexing;
-pub use self::file_counts::{FileCount, Role, SourceKind};
+pub use self::file_counts::{FileCount, Role};
 pub(crate) use self::found::Found;
 use self::found::ends_of;
 pub use self::found::{Decided, FoundFile};
 use self::index::MAX_SAMPLE_BYTES;
-pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
+pub use self::index::{Container, Index, Payload};
+pub(crate) use self::indexing::Indexing;
 pub(crate) use self::inputs::Inputs;
 use self::objects::ObjectRoot;
+pub use self::reader::SourceReader;
+pub(crate) use self::reader::{PieceError, PieceSink};
 use self::shard::{OpenShards, front_to_back};
-use dlfs_base::checksum::{crc32c, crc32c_append};
+pub(crate) use self::shuffled::Shuffled;
+pub use self::source_kind::SourceKind;
+use self::spool::Spooled;
 use dlfs_base::folders::{FolderOptions, Links};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::{Origin, OriginsBuilder};
-use dlfs_places::Pending;
 
 /// An indexed source; any number of threads can read it.
 #[derive(Debug)]
@@ -68,18 +81,19 @@ pub struct Source {
     kind: SourceKind,
     decided: Option<Decided>,
     pub(crate) index: Index,
-    store: Store,
-    /// The objects found, if the samples are objects.
+    containers: OpenContainers,
+    /// The objects found, if the samples are objects; empty otherwise.
     origins: OriginsBuilder,
 }
 
+/// The open containers of a source, in the order of [`Index::containers`].
 #[derive(Debug)]
-enum Store {
-    /// Files beneath folders: the containers are the roots.
+enum OpenContainers {
+    /// Folders; each sample is a file beneath one.
     Folders(Vec<Root>),
-    /// Shards: a file stays open only if it has no path any more, as a spooled file.
+    /// Shards. A shard that has no path any more, as a spooled one, stays open here; others are opened when read.
     Shards(Vec<Option<Arc<File>>>),
-    /// Objects of stores, each a sample: the containers are the prefixes of their keys.
+    /// Prefixes of keys in stores; each sample is an object beneath one.
     Objects(Vec<ObjectRoot>),
 }
 
@@ -88,7 +102,7 @@ enum Store {
 pub struct SourceOptions {
     /// The kind of the paths; [`SourceKind::Auto`] detects it.
     pub kind: SourceKind,
-    /// Folder to which compressed archives and pipes are copied; `None` refuses them.
+    /// Folder to which compressed archives and pipes are copied; `None`: these are refused.
     pub spool: Option<PathBuf>,
     /// Files to ignore, as (device, inode): the image itself.
     pub exclude: Vec<(u64, u64)>,
@@ -100,32 +114,6 @@ pub struct SourceOptions {
     pub nested: bool,
     /// Limit on the expansion of the bytes read.
     pub expansion: Expansion,
-}
-
-impl Found {
-    /// Returns whether the files are imported in the order read: pipes, objects or compressed archives.
-    ///
-    /// # Errors
-    /// A path does not open. `InvalidArgument`: only some are streams.
-    pub(crate) fn is_streams(&self) -> Result<bool> {
-        if self.kind == SourceKind::List {
-            return Ok(false);
-        }
-        let mut streams = 0;
-        for FoundFile { path, object, .. } in &self.files {
-            let is_packed = || compression::open(path).map(|(.., packed)| packed.is_some());
-            let is_stream = object.is_some() || compression::is_stream(path) || is_packed()?;
-            streams += usize::from(is_stream);
-        }
-        match streams {
-            0 => Ok(false),
-            all if all == self.files.len() => Ok(true),
-            _ => {
-                let message = "some of the sources are streams and some are not";
-                Err(Error::new(ErrorKind::InvalidArgument, message).hint("use --spool DIR"))
-            }
-        }
-    }
 }
 
 impl Source {
@@ -161,13 +149,13 @@ impl Source {
         };
         indexing.check()?;
         source.decided = found.decided;
-        let Source { index, store, .. } = &mut source;
+        let Source { index, containers, .. } = &mut source;
         file_counts::set_piped_bytes(&mut found.file_counts.0, piped_bytes(index));
         index.file_counts.0.splice(0..0, found.file_counts.0);
         index.bad.splice(0..0, found.bad);
-        match store {
-            Store::Folders(_) if options.prefix => put_containers_in_front(index),
-            Store::Objects(roots) if options.prefix && kind == SourceKind::Folder => {
+        match containers {
+            OpenContainers::Folders(_) if options.prefix => put_containers_in_front(index),
+            OpenContainers::Objects(roots) if options.prefix && kind == SourceKind::Folder => {
                 put_containers_in_front(index);
                 let roots = roots.iter_mut().zip(&index.containers);
                 roots.for_each(|(root, container)| root.cut = container.len_bytes as usize);
@@ -190,13 +178,15 @@ impl Source {
     }
 
     /// An indexed source whose samples are not objects of a store.
-    fn new(kind: SourceKind, index: Index, store: Store) -> Source {
-        Source { kind, decided: None, index, store, origins: OriginsBuilder::default() }
+    fn new(kind: SourceKind, index: Index, containers: OpenContainers) -> Source {
+        Source { kind, decided: None, index, containers, origins: OriginsBuilder::default() }
     }
 
-    /// The objects that are the source's samples now.
+    /// The objects that are samples of the index; empty if the samples are not objects.
     pub(crate) fn origins(&self) -> Cow<'_, OriginsBuilder> {
-        let Store::Objects(roots) = &self.store else { return Cow::Borrowed(&self.origins) };
+        let OpenContainers::Objects(roots) = &self.containers else {
+            return Cow::Borrowed(&self.origins);
+        };
         if self.origins.len() == self.index.len() {
             return Cow::Borrowed(&self.origins);
         }
@@ -222,9 +212,9 @@ impl Source {
     /// A folder does not open.
     pub(crate) fn of_plan(kind: SourceKind, index: Index) -> Result<Source> {
         let containers = index.containers.iter();
-        let store = match kind {
+        let containers = match kind {
             SourceKind::Folder | SourceKind::List => {
-                // The process that listed the files applied the rules for links. Stamps detect other files.
+                // The process that listed the files applied the rules for links. Stamps detect changed files.
                 let open = |container: &Container| {
                     let path = match kind {
                         SourceKind::List => list::folder_of(&container.path),
@@ -233,24 +223,25 @@ impl Source {
                     Root::open(path, Links::Follow)
                 };
                 let roots = containers.map(open);
-                Store::Folders(roots.collect::<Result<_>>()?)
+                OpenContainers::Folders(roots.collect::<Result<_>>()?)
             }
-            _ => Store::Shards(containers.map(|_| None).collect()),
+            _ => OpenContainers::Shards(containers.map(|_| None).collect()),
         };
-        Ok(Source::new(kind, index, store))
+        Ok(Source::new(kind, index, containers))
     }
 
-    /// The index without rows; the containers' paths are absolute, so other processes can open them.
+    /// The index without its rows. The containers' paths are absolute, so other processes can open them.
     ///
     /// # Errors
     /// `BadSource`: a container has no path any more, or is an object.
     pub(crate) fn shared(&self) -> Result<Index> {
-        if matches!(&self.store, Store::Shards(files) if files.iter().any(Option::is_some)) {
+        if matches!(&self.containers, OpenContainers::Shards(files) if files.iter().any(Option::is_some))
+        {
             let text =
                 "a source that is unpacked while it is imported cannot be shared by processes";
             return Err(Error::new(ErrorKind::BadSource, text).hint("unpack it first"));
         }
-        if matches!(self.store, Store::Objects(_)) {
+        if matches!(self.containers, OpenContainers::Objects(_)) {
             let text = "objects of stores are imported by one process";
             return Err(Error::new(ErrorKind::BadSource, text).hint("use dlfs import"));
         }
@@ -281,21 +272,22 @@ impl Source {
         &self.index
     }
 
-    /// Drops rows (sorted) that became unreadable, and lists them as bad; ids are renumbered without gaps.
+    /// Drops rows that became unreadable, given in ascending order, and lists them as bad; ids are renumbered without
+    /// gaps.
     pub(crate) fn drop_bad(&mut self, bad: Vec<(u64, BadEntry)>) {
         let (rows, bad): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
         self.index.drop_rows(&rows);
         self.index.bad.extend(bad);
     }
 
-    /// Replaces the payload of each field by the elements that `take` finds in it, given its length; returns the rows
-    /// for which `take` fails.
+    /// Replaces each payload by the elements that `find` finds in it; returns the rows for which `find` fails. `find`
+    /// gets the number of the field, the payload's length in bytes, and a reader of the payload.
     ///
     /// # Errors
     /// `Interrupted`: `goes_on` returned false.
     pub(crate) fn replace_payloads(
         &mut self,
-        take: &mut dyn FnMut(u16, u64, &mut Front<'_>) -> Result<Elements, BadReason>,
+        find: &mut dyn FnMut(u16, u64, &mut Front<'_>) -> Result<Elements, BadReason>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<(u64, BadEntry)>> {
         let mut open = self.open_shards();
@@ -312,7 +304,7 @@ impl Source {
                     let mut bytes = vec![0; len.min(most) as usize];
                     open.read(&index.containers, &payload, 0, &mut bytes).map(|()| bytes)
                 };
-                match take(payload.field, len, &mut front) {
+                match find(payload.field, len, &mut front) {
                     Ok(Elements::Behind(skipped)) => {
                         payload.offset_or_stamp += u64::from(skipped);
                         payload.len_bytes -= skipped;
@@ -330,184 +322,32 @@ impl Source {
     }
 
     fn open_shards(&self) -> OpenShards {
-        match &self.store {
-            Store::Shards(nameless) => OpenShards::new(nameless),
+        match &self.containers {
+            OpenContainers::Shards(shards) => OpenShards::new(shards),
             _ => OpenShards::default(),
         }
     }
 
     /// A reader for one thread.
     pub fn reader(&self) -> SourceReader<'_> {
-        let open = self.open_shards();
-        SourceReader { source: self, open, asked: HashMap::new(), failure: None }
+        SourceReader::new(self, self.open_shards())
     }
 }
 
 /// The elements of a typed field in its payload.
 #[derive(Debug)]
 pub(crate) enum Elements {
-    /// The payload after this many bytes.
+    /// The payload without this many bytes at its beginning.
     Behind(u32),
-    /// These bytes, which the payload encodes.
+    /// These bytes, decoded from the payload.
     Are(Vec<u8>),
 }
 
-/// Reads the first bytes of a payload: as many, or all if it is shorter.
+/// Reads up to this many bytes at the beginning of a payload.
 pub(crate) type Front<'a> = dyn FnMut(u64) -> Result<Vec<u8>, BadReason> + 'a;
 
 /// Rows between two checks for cancellation.
 const ROWS_PER_STEP: u64 = 4096;
-
-/// Reads payloads for one thread.
-#[derive(Debug)]
-pub struct SourceReader<'a> {
-    source: &'a Source,
-    open: OpenShards,
-    /// Outstanding requests of payloads that are objects, by row.
-    asked: HashMap<u64, Pending>,
-    /// The first failure of a store.
-    failure: Option<Error>,
-}
-
-impl SourceReader<'_> {
-    /// Prepares to read the payloads of `rows` soon: requests payloads that are objects of stores concurrently.
-    pub(crate) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
-        let Source { index, store: Store::Objects(roots), .. } = self.source else { return };
-        self.asked.clear(); // requests of an abandoned chunk
-        for row in rows {
-            for payload in index.payloads(row) {
-                let root = &roots[payload.container as usize];
-                let all = 0..payload.len_bytes.into();
-                self.asked.insert(row, root.fetch(index.name(row), &payload, all));
-            }
-        }
-    }
-
-    /// The failure of the store, if it was the reason why the last payloads could not be read.
-    pub(crate) fn take_failure(&mut self) -> Option<Error> {
-        self.failure.take()
-    }
-
-    /// Reads a payload of `row` into `into`, which has the payload's length.
-    ///
-    /// # Errors
-    /// The reason why the entry cannot be imported; `into` may be overwritten then.
-    pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
-        let Source { kind, index, .. } = self.source;
-        if *kind != SourceKind::TfRecord || index.value(row, payload.field).is_some() {
-            return self.read_piece(row, payload, 0, into);
-        }
-        let mut stored = [0; tfrecord::CRC_BYTES];
-        self.open.read_two(&index.containers, payload, into, &mut stored)?;
-        tfrecord::check_crc(crc32c(into), stored)
-    }
-
-    /// Reads a payload of `row` in pieces into the space that `sink` provides, for samples too large to be held in
-    /// memory.
-    ///
-    /// # Errors
-    /// The reason why the entry cannot be imported, possibly after some pieces were filled; or the error of `sink`.
-    pub(crate) fn read_in_pieces(
-        &mut self,
-        row: u64,
-        payload: &Payload,
-        sink: &mut dyn PieceSink,
-    ) -> Result<(), PieceError> {
-        let is_checked = self.source.kind == SourceKind::TfRecord;
-        let mut at = 0;
-        let mut crc = 0;
-        let len = u64::from(payload.len_bytes);
-        loop {
-            let space = sink.space().map_err(PieceError::Sink)?;
-            let piece_len = (len - at).min(space.len() as u64) as usize;
-            let piece = &mut space[..piece_len];
-            self.read_piece(row, payload, at, piece)?;
-            if is_checked {
-                crc = crc32c_append(crc, piece);
-            }
-            sink.filled(piece_len).map_err(PieceError::Sink)?;
-            at += piece_len as u64;
-            if at == len {
-                break;
-            }
-        }
-        if is_checked {
-            let mut stored = [0; tfrecord::CRC_BYTES];
-            self.open.read(&self.source.index.containers, payload, len, &mut stored)?;
-            tfrecord::check_crc(crc, stored)?;
-        }
-        Ok(())
-    }
-
-    fn read_piece(
-        &mut self,
-        row: u64,
-        payload: &Payload,
-        at: u64,
-        into: &mut [u8],
-    ) -> Result<(), BadReason> {
-        let Source { index, store, .. } = self.source;
-        if let Some(value) = index.value(row, payload.field) {
-            into.copy_from_slice(&value[at as usize..][..into.len()]);
-            return Ok(());
-        }
-        let container = payload.container as usize;
-        match store {
-            Store::Folders(roots) => {
-                let front = index.containers[container].len_bytes as usize;
-                let name = index.name(row).get(front..).ok_or(BadReason::Changed)?;
-                let file = File::from(roots[container].open_file(name)?);
-                file.read_exact_at(into, at).map_err(shard::reason)?;
-                // After the read, in order to detect a change during it.
-                let stat = rustix::fs::fstat(&file)?;
-                BadReason::Changed.unless(stamp(&stat) == payload.offset_or_stamp)
-            }
-            Store::Shards(_) => self.open.read(&index.containers, payload, at, into),
-            Store::Objects(roots) => {
-                let is_whole = into.len() as u64 == u64::from(payload.len_bytes);
-                let asked = self.asked.remove(&row).filter(|_| is_whole);
-                let bytes = at..at + into.len() as u64;
-                let fetch = || roots[container].fetch(index.name(row), payload, bytes);
-                asked.unwrap_or_else(fetch).read_into(into).map_err(|error| {
-                    objects::reason(error).unwrap_or_else(|error| {
-                        self.failure.get_or_insert(error);
-                        BadReason::Unreadable(libc::EIO)
-                    })
-                })
-            }
-        }
-    }
-}
-
-/// Receiver of bytes in pieces.
-pub(crate) trait PieceSink {
-    /// Space for the next bytes: at least one byte.
-    ///
-    /// # Errors
-    /// There is no space.
-    fn space(&mut self) -> Result<&mut [u8]>;
-
-    /// Takes the first `len` bytes of [`space`](Self::space), which are filled.
-    ///
-    /// # Errors
-    /// The bytes could not be passed on.
-    fn filled(&mut self, len: usize) -> Result<()>;
-}
-
-/// The reason why reading a payload in pieces failed.
-#[derive(Debug)]
-pub(crate) enum PieceError {
-    /// The entry cannot be imported.
-    Bad(BadReason),
-    /// The sink failed.
-    Sink(Error),
-}
-
-impl From<BadReason> for PieceError {
-    fn from(reason: BadReason) -> PieceError {
-        PieceError::Bad(reason)
-    }
-}
 
 /// A number that changes when a file is modified or replaced.
 pub(crate) fn stamp(stat: &Stat) -> u64 {
@@ -517,37 +357,35 @@ pub(crate) fn stamp(stat: &Stat) -> u64 {
     hash.digest()
 }
 
-/// An open shard: its file, and whether the file has no path any more.
-type OpenShard = (Arc<File>, Container, bool);
-
-/// If no pair was found yet, copies pipes to the spool, and looks for a pair, a sign of WebDataset shards, at the
-/// beginnings of the copies. `None` for shards that are not pipes: these are opened later.
-fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option<OpenShard>>> {
+/// If detection decided for plain archives, copies pipes to the spool, and looks at the beginnings of the copies for a
+/// pair, a sign of WebDataset shards. Returns the copies by shard; `None`: the shard is not a pipe, and is opened later.
+fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option<Spooled>>> {
     let mut opened = Vec::new();
     if found.decided != Some(Decided::NoPair) {
         return Ok(opened);
     }
     for FoundFile { path, name, .. } in &found.files {
-        if !compression::is_stream(path) {
+        if !spool::is_stream(path) {
             opened.push(None);
             continue;
         }
-        let (file, container, nameless) = compression::open_or_spool(path, options)?;
-        let begin = front_to_back(file.clone(), 0..container.len_bytes);
+        let spooled = spool::open_or_spool(path, options)?;
+        let begin = front_to_back(spooled.file.clone(), 0..spooled.container.len_bytes);
         if found.kind == SourceKind::Tar
             && let Some(pair) = tar::pair_at_beginning(begin)
         {
             found.kind = SourceKind::WebDataset;
             found.decided = Some(Decided::Pair { shard: name.clone(), pair });
         }
-        opened.push(Some((file, container, nameless)));
+        opened.push(Some(spooled));
     }
     Ok(opened)
 }
 
+/// Indexes archives or TFRecord shards.
 fn index_shards(
     found: &Found,
-    opened: &mut [Option<OpenShard>],
+    opened: &mut [Option<Spooled>],
     indexing: &mut Indexing<'_>,
 ) -> Result<Source> {
     let options = indexing.options;
@@ -561,31 +399,32 @@ fn index_shards(
         if !indexing.goes_on() {
             break;
         }
-        let (file, container, nameless) = match opened.get_mut(number).and_then(Option::take) {
-            Some(opened) => opened,
-            None => compression::open_or_spool(path, options)?,
-        };
+        let Spooled { file, container, is_copy } =
+            match opened.get_mut(number).and_then(Option::take) {
+                Some(opened) => opened,
+                None => spool::open_or_spool(path, options)?,
+            };
         let len_bytes = container.len_bytes;
         rows.index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
         })?;
-        files.push(nameless.then(|| file.clone()));
-        if let Some(more) = rows.index_shard(file, number, name, indexing) {
-            let bytes = len_bytes - more.from;
+        files.push(is_copy.then(|| file.clone()));
+        if let Some(appended) = rows.index_shard(file, number, name, indexing) {
+            let bytes = len_bytes - appended.from;
             let name = path.as_os_str().as_bytes();
-            rows.index.file_counts.add_appended(more.archives, bytes, name);
+            rows.index.file_counts.add_appended(appended.archives, bytes, name);
         }
         if let Some(pair) = rows.judge.pair() {
             return Err(tar::undecided(path, pair));
         }
     }
-    Ok(Source::new(kind, rows.finish(), Store::Shards(files)))
+    Ok(Source::new(kind, rows.finish(), OpenContainers::Shards(files)))
 }
 
 /// Decompressed bytes of the shards that came through pipes.
 fn piped_bytes(index: &Index) -> u64 {
-    let piped = index.containers.iter().filter(|shard| compression::is_stream(&shard.path));
+    let piped = index.containers.iter().filter(|shard| spool::is_stream(&shard.path));
     piped.map(|shard| shard.len_bytes).sum()
 }
 
@@ -603,7 +442,8 @@ fn put_containers_in_front(index: &mut Index) {
 fn put_shards_in_front(index: &mut Index, files: &[FoundFile], all: bool) {
     let differ = |&(row, first): &(u64, u64)| index.container_of(row) != index.container_of(first);
     let taken = index.rows_with_a_taken_name();
-    let taken: HashSet<u64> = taken.iter().filter(|pair| differ(pair)).map(|it| it.0).collect();
+    let taken: HashSet<u64> =
+        taken.iter().filter(|pair| differ(pair)).map(|(row, _)| *row).collect();
     if !all && taken.is_empty() {
         return;
     }

@@ -1,25 +1,19 @@
-//! Streams of samples, which the streamed import reads once, in order.
-//!
-//! `Shuffled` shuffles them, a window at a time. A stream may be sorted by class, but the samples of a chunk should
-//! be a random choice. The order depends only on the seed and the samples, so that a resumed import writes the same
-//! chunks.
+//! Streams of samples: sources that the streamed import reads once, front to back.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
+use super::bad::{BadEntry, BadReason};
 use super::file_counts::FileCount;
-use super::index::{BadEntry, BadReason};
 use dlfs_base::Result;
-use dlfs_base::permutation::{Key, Permutation};
 use dlfs_format::format::columns::OwnedValue;
 use dlfs_format::format::{FieldTypes, fields};
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
-    /// The stream that this one wraps, if it is not a source itself. Methods that this one does not override are
-    /// answered by the inner stream.
+    /// The stream that this one wraps; `None`: this one is a source itself. Methods that an implementation does not
+    /// define call the inner stream.
     fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
         None
     }
@@ -55,12 +49,13 @@ pub trait SampleStream {
     /// Errors that end the import. An error of a single entry is in [`bad`](Self::bad) instead.
     fn next_sample(&mut self) -> Result<Option<StreamSample>>;
 
-    /// Accepts the last sample read: its name is taken from now on, and its class gets a number.
+    /// Accepts the last sample read: reserves its name, and gives its class a number.
     fn accept(&mut self, sample: &mut StreamSample) {
-        let _ = sample; // most streams keep nothing of accepted samples
+        let _ = sample; // most streams remember nothing of accepted samples
     }
 
-    /// Reads the next piece of the last sample, if it has [`unread`](StreamSample::unread) bytes; 0 at its end.
+    /// Reads the next bytes of the last sample, if it has [`unread`](StreamSample::unread) bytes; returns their number, 0
+    /// at the sample's end.
     ///
     /// # Errors
     /// The reason why the sample cannot be imported; the rest of it cannot be read.
@@ -75,8 +70,8 @@ pub trait SampleStream {
         }
     }
 
-    /// The place of the next sample, if reading can resume there. Then [`bad`](Self::bad) is empty, and to resume, only
-    /// the samples' names and [`found_classes`](Self::found_classes) must be remembered.
+    /// The place of the next sample; `None`: reading cannot resume there. With a place, [`bad`](Self::bad) is empty; to
+    /// resume there, the caller needs only the names of the samples before and [`found_classes`](Self::found_classes).
     fn place(&self) -> Option<StreamPlace> {
         self.inner()?.place()
     }
@@ -93,7 +88,7 @@ pub trait SampleStream {
         self.inner().map_or(&[], |inner| inner.bad())
     }
 
-    /// Takes the entries that could not be imported so far, so that [`place`](Self::place) has places behind them, too.
+    /// Takes the entries that could not be imported so far, so that [`place`](Self::place) is known again.
     fn take_bad(&mut self) -> Vec<BadEntry> {
         self.inner_mut().map(|inner| inner.take_bad()).unwrap_or_default()
     }
@@ -121,7 +116,7 @@ pub struct StreamPlace {
     pub left_out: u64,
     /// Number of the next sample in the input, if names depend on it.
     pub record: u64,
-    /// Hash of the objects that earlier samples named, besides the inputs themselves; 0: none.
+    /// Hash of the objects, other than the inputs, that earlier samples named; 0: they named none.
     pub named: u64,
     /// Number of windows shuffled before the place.
     pub windows: u64,
@@ -130,16 +125,16 @@ pub struct StreamPlace {
 /// A complete sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StreamSample {
-    /// Its name.
+    /// The name.
     pub name: Vec<u8>,
-    /// Its label, if it has one.
+    /// The label, if it has one.
     pub label: Option<i64>,
-    /// Its fields, in the order of the stream's fields; `None`: the sample lacks the field.
+    /// The fields, in the order of the stream's fields; `None`: the sample lacks the field.
     pub fields: Vec<Option<FieldBytes>>,
-    /// Its values of typed columns that are made from fields.
+    /// Values of the typed columns that are made from fields.
     pub values: Vec<OwnedValue>,
-    /// If its only field is too large to be read at once, the field's length; [`SampleStream::read_on`] must read these
-    /// bytes before the next sample is read. Otherwise 0.
+    /// Length in bytes of the only field, if the field is too large to be read at once: [`SampleStream::read_on`] must
+    /// read it before the next sample is read. Otherwise 0.
     pub unread: u64,
 }
 
@@ -192,7 +187,7 @@ impl FieldBytes {
         }
     }
 
-    /// The memory, if it is owned.
+    /// The buffer, if it is owned.
     pub(crate) fn into_own(self) -> Option<Vec<u8>> {
         match self {
             FieldBytes::Own(bytes) => Some(bytes),
@@ -231,80 +226,3 @@ impl fmt::Debug for FieldBytes {
         write!(f, "{} bytes", self.len())
     }
 }
-
-/// A stream whose samples are shuffled within each window.
-pub(crate) struct Shuffled<'a> {
-    from: Box<dyn SampleStream + 'a>,
-    key: Key,
-    window_bytes: usize,
-    windows: u64,
-    /// The samples of the current window that were not returned yet.
-    window: VecDeque<StreamSample>,
-}
-
-impl<'a> Shuffled<'a> {
-    /// Shuffles `from` in windows of `window_bytes`, after `windows` earlier windows.
-    pub(crate) fn new(
-        from: Box<dyn SampleStream + 'a>,
-        seed: u64,
-        window_bytes: usize,
-        windows: u64,
-    ) -> Shuffled<'a> {
-        let key = Key::derive(seed, &[STREAM_WINDOW]);
-        Shuffled { from, key, window_bytes, windows, window: VecDeque::new() }
-    }
-
-    fn fill(&mut self) -> Result<()> {
-        let mut samples = Vec::new();
-        let mut alone = None;
-        let mut bytes = 0;
-        while bytes < self.window_bytes
-            && samples.len() < MAX_SAMPLES
-            && let Some(sample) = self.from.next_sample()?
-        {
-            if sample.unread > 0 {
-                // It must be read before the next sample, so it ends the window, and is returned last.
-                alone = Some(sample);
-                break;
-            }
-            bytes += sample.len_bytes();
-            samples.push(Some(sample));
-        }
-        let count = samples.len() as u64;
-        if count > 0 {
-            let order = Permutation::new(count, self.key.with(self.windows));
-            let take = |at| samples[order.forward(at) as usize].take();
-            self.window.extend((0..count).filter_map(take));
-        }
-        self.window.extend(alone);
-        self.windows += 1;
-        Ok(())
-    }
-}
-
-impl SampleStream for Shuffled<'_> {
-    fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
-        Some(&*self.from)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut (dyn SampleStream + '_)> {
-        Some(&mut *self.from)
-    }
-
-    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
-        if self.window.is_empty() {
-            self.fill()?;
-        }
-        Ok(self.window.pop_front())
-    }
-
-    fn place(&self) -> Option<StreamPlace> {
-        let place = self.from.place().filter(|_| self.window.is_empty())?;
-        Some(StreamPlace { windows: self.windows, ..place })
-    }
-}
-
-/// Separates the keys of stream windows from other keys derived from the seed.
-const STREAM_WINDOW: u64 = u64::from_be_bytes(*b"window_1");
-/// Most samples of a window, since a small sample takes more memory than its bytes.
-const MAX_SAMPLES: usize = 1 << 18;

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::index::{BadReason, Container, Payload};
+use super::bad::BadReason;
+use super::index::{Container, Payload};
 use super::stamp;
 use dlfs_base::{Error, ErrorKind, Result};
 
@@ -82,17 +83,19 @@ impl Input for FrontToBack {
 /// The open shards of one thread, limited in number.
 #[derive(Debug, Default)]
 pub(crate) struct OpenShards {
-    /// Files without a path, which cannot be opened again.
+    /// Files without a path, which cannot be opened again, with their numbers.
     nameless: Vec<(u32, Arc<File>)>,
+    /// At most [`MAX_OPEN`] files that were opened here, with their numbers.
     open: Vec<(u32, Arc<File>)>,
+    /// Index in `open` of the file to replace next.
     next_out: usize,
 }
 
 impl OpenShards {
-    /// Shards are opened on first use, except the files in `nameless`, which have no path any more.
+    /// No open shards but those in `nameless`, which have no path; others are opened on first use.
     pub(crate) fn new(nameless: &[Option<Arc<File>>]) -> OpenShards {
-        let there = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
-        OpenShards { nameless: there.collect(), open: Vec::new(), next_out: 0 }
+        let files = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
+        OpenShards { nameless: files.collect(), open: Vec::new(), next_out: 0 }
     }
 
     /// Fills `into` from byte `at` of a payload.
@@ -125,17 +128,21 @@ impl OpenShards {
         let offset = payload.offset_or_stamp;
         let mut both = [IoSliceMut::new(into), IoSliceMut::new(behind)];
         let read = rustix::io::retry_on_intr(|| rustix::io::preadv(&file, &mut both, offset))?;
-        // Linux reads at most 2 GiB at once, and a signal may end a read early.
-        let of_into = read.min(into.len());
-        let of_behind = read.saturating_sub(into.len());
+        // Linux reads at most 2 GiB at once, and a signal may end a read early: read the rest.
+        let in_into = read.min(into.len());
+        let in_behind = read.saturating_sub(into.len());
         let end = offset + into.len() as u64;
-        file.read_exact_at(&mut into[of_into..], offset + of_into as u64).map_err(reason)?;
-        file.read_exact_at(&mut behind[of_behind..], end + of_behind as u64).map_err(reason)
+        file.read_exact_at(&mut into[in_into..], offset + in_into as u64).map_err(reason)?;
+        file.read_exact_at(&mut behind[in_behind..], end + in_behind as u64).map_err(reason)
     }
 
+    /// The shard with this number, opened if need be.
+    ///
+    /// # Errors
+    /// As [`OpenShards::read`].
     fn file(&mut self, containers: &[Container], number: u32) -> Result<Arc<File>, BadReason> {
-        let mut there = self.nameless.iter().chain(&self.open);
-        if let Some((_, file)) = there.find(|(open, _)| *open == number) {
+        let mut files = self.nameless.iter().chain(&self.open);
+        if let Some((_, file)) = files.find(|(open, _)| *open == number) {
             return Ok(file.clone());
         }
         let container = &containers[number as usize];
@@ -154,7 +161,7 @@ impl OpenShards {
     }
 }
 
-/// The reason why bytes that were indexed cannot be read. A file that is shorter now has changed.
+/// The reason why indexed bytes cannot be read. A file that is shorter now has changed.
 pub(super) fn reason(error: io::Error) -> BadReason {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => BadReason::Changed,
@@ -211,6 +218,7 @@ impl<F: Deref<Target = File>> Read for FileAt<F> {
     }
 }
 
+/// Small, since headers are read through the buffer, and payloads are skipped.
 const BUFFER_BYTES: usize = 16 * 1024;
 /// Low enough for several threads under the usual limit of 1,024 descriptors.
 const MAX_OPEN: usize = 64;

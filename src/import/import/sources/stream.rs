@@ -1,9 +1,8 @@
-//! Reads samples from pipes, compressed archives and objects of stores, in the order in which they arrive.
+//! Reads samples from streams of archives and TFRecord shards: pipes, compressed files and objects of stores.
 //!
-//! The samples are members of archives, or records of TFRecord shards.
-//!
-//! Nothing is known of a stream before it is read. So its first sample determines the fields, and samples of a
-//! plain archive have no labels: the numbers of its folders would be known only at the end.
+//! Samples are members of archives, or records of TFRecord shards, in the order in which they arrive. Nothing is known of
+//! a stream before it is read. So the first sample determines the fields, and samples of a plain archive have no labels:
+//! the numbers of its folders would be known only at the end.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -12,15 +11,15 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::SourceOptions;
-use super::compression::is_stream;
+use super::bad::{BadEntry, BadReason};
 use super::detect::given_file;
 use super::expansion::Expansion;
-use super::file_counts::{FileCount, FileCounts, REPLACED, Role, SourceKind};
-use super::index::{
-    BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME, TOO_MANY_FIELDS, has_room_for_field,
-};
+use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
+use super::index::{MAX_NAME_BYTES, TOO_LONG_A_NAME, TOO_MANY_FIELDS, has_room_for_field};
 use super::inputs::{Inputs, Stream};
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
+use super::source_kind::SourceKind;
+use super::spool::is_stream;
 use super::tar::{Judge, key_and_field, parse_label, undecided};
 use super::tar_members::{Member, MemberKind, Members};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -29,6 +28,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 #[derive(Default)]
 pub struct StreamSource {
     inputs: Inputs,
+    /// The path and the members of the current stream; `None`: the next stream is to be opened.
     members: Option<(PathBuf, Members<Stream>)>,
     /// Counts of replaced members, and of archives after the first one of their stream.
     appended: FileCounts,
@@ -41,6 +41,7 @@ pub struct StreamSource {
     prefix: bool,
     /// The name of the current stream.
     shard: Vec<u8>,
+    /// The names of the fields; `None`: no sample was read yet.
     fields: Option<Vec<Vec<u8>>>,
     /// Set while the first sample is assembled, which determines the fields of all samples.
     fields_grow: bool,
@@ -53,11 +54,11 @@ pub struct StreamSource {
     /// Hashes of the sample names so far: a stream cannot be read again to compare names.
     names: HashSet<u128>,
     /// Hashes of the names read from the current stream, before a prefix is added.
-    here: HashSet<u128>,
-    /// Set while `names` are all of the current stream, which is the first one and was resumed.
-    is_first: bool,
+    stream_names: HashSet<u128>,
+    /// Set while the current stream is the first one and was resumed: `names` are then all of this stream.
+    is_resumed_first: bool,
     bad: Vec<BadEntry>,
-    spare: Spare,
+    spare: SpareBuffers,
     /// Length in bytes above which a file is read in pieces.
     most_at_once: u64,
 }
@@ -108,11 +109,11 @@ impl StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
-    /// Resumes at `place`, in the first of the inputs; `names` are the hashes of the names of the samples before it.
-    /// Only in input 0 is it known which of these names the input itself has.
+    /// Resumes at `place`, in the first of the inputs. `names`: hashes of the names of the samples before it. If the input
+    /// has number 0, all of these are names of this input; otherwise it is not known which are.
     pub(crate) fn after(self, place: StreamPlace, names: HashSet<u128>) -> StreamSource {
         let StreamPlace { input, offset, record, .. } = place;
-        StreamSource { begin_at: (offset, record), is_first: input == 0, names, ..self }
+        StreamSource { begin_at: (offset, record), is_resumed_first: input == 0, names, ..self }
     }
 
     /// Adds a member; returns the sample that it completes.
@@ -130,13 +131,14 @@ impl StreamSource {
         })
     }
 
-    /// Ends the current stream, of which the rest cannot be read.
+    /// Ends the current stream, whose rest cannot be read; returns the sample that this completes.
     fn lose_rest(&mut self, reason: BadReason) -> Option<StreamSample> {
         let lost = self.members.as_ref();
         self.bad.extend(lost.map(|(path, members)| members.lost(&self.shard, path, reason)));
         self.end_of_stream()
     }
 
+    /// As [`take`](Self::take), for a member that is not a folder.
     fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
         let Some(name) = self.judge.name_of(member, &mut self.counted)? else {
             return Ok(None);
@@ -151,18 +153,18 @@ impl StreamSource {
             return Ok(Some(StreamSample { unread, ..StreamSample::new(name, vec![Some(bytes)]) }));
         }
         let (key, field) = key_and_field(&name)?;
-        let done = match &self.open {
+        let completed = match &self.open {
             Some(open) if open.name == key => None,
             _ => self.open.take(),
         };
         let payload = self.payload(member.len_bytes);
         let added = payload.and_then(|payload| self.add_field(key, field, payload));
-        match (added, done) {
-            (Ok(()), done) => Ok(done),
+        match (added, completed) {
+            (Ok(()), completed) => Ok(completed),
             (Err(reason), None) => Err(reason),
-            (Err(reason), done) => {
+            (Err(reason), completed) => {
                 self.reject(&member.name, reason);
-                Ok(done)
+                Ok(completed)
             }
         }
     }
@@ -201,6 +203,7 @@ impl StreamSource {
         Ok(())
     }
 
+    /// Ends the current stream; returns the sample that this completes.
     fn end_of_stream(&mut self) -> Option<StreamSample> {
         self.judge.begin_shard();
         if let Some((path, members)) = self.members.take() {
@@ -215,18 +218,18 @@ impl StreamSource {
         self.open.take()
     }
 
-    /// Completes a sample: adds the fields that it lacks as `None`, and prefixes its name with the stream's name if
-    /// another stream has the same name, or if all names have a prefix. `None`: the name is still taken or too long,
-    /// and the sample is in `bad`.
-    fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
+    /// Finishes a completed sample: adds the fields that it lacks as `None`, and prefixes its name with the stream's name
+    /// if another stream has the same name, or if all names have a prefix. `None`: the name is still taken, or too long;
+    /// the sample is bad.
+    fn finish(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
         if self.judge.numbered {
-            return Some(sample); // no other has its name
+            return Some(sample); // names of records are distinct
         }
-        let own = xxh3_128(&sample.name);
-        let is_of_this_stream = !self.here.insert(own);
-        let is_of_another = !self.is_first && self.names.contains(&own);
+        let hash = xxh3_128(&sample.name);
+        let is_of_this_stream = !self.stream_names.insert(hash);
+        let is_of_another = !self.is_resumed_first && self.names.contains(&hash);
         if !is_of_this_stream && (self.prefix || is_of_another) {
             sample.name = [&self.shard[..], b"/", &sample.name].concat();
         }
@@ -236,7 +239,7 @@ impl StreamSource {
             TOO_LONG_A_NAME
         } else if self.names.insert(xxh3_128(&sample.name)) {
             return Some(sample);
-        } else if self.is_first {
+        } else if self.is_resumed_first {
             BadReason::ComesAgain
         } else {
             BadReason::Twice
@@ -245,8 +248,7 @@ impl StreamSource {
         None
     }
 
-    /// The payload of the current member. Memory grows with the bytes that arrive, not with the stated
-    /// length.
+    /// Reads the payload of the current member, whose header states `len_bytes`. Memory grows with the bytes that arrive.
     fn payload(&mut self, len_bytes: u64) -> Result<FieldBytes, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
         if let Some(payload) = members.lend_payload(Stream::lend) {
@@ -272,8 +274,8 @@ impl SampleStream for StreamSource {
     }
 
     fn give_back(&mut self, sample: StreamSample) {
-        let own = sample.fields.into_iter().flatten().filter_map(FieldBytes::into_own);
-        own.for_each(|buffer| self.spare.give_back(buffer));
+        let buffers = sample.fields.into_iter().flatten().filter_map(FieldBytes::into_own);
+        buffers.for_each(|buffer| self.spare.give_back(buffer));
     }
 
     fn appended(&self) -> Vec<FileCount> {
@@ -327,8 +329,8 @@ impl SampleStream for StreamSource {
                 let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
                 let (at, record) = std::mem::take(&mut self.begin_at);
                 if at == 0 {
-                    self.here.clear();
-                    self.is_first = false;
+                    self.stream_names.clear();
+                    self.is_resumed_first = false;
                 }
                 self.shard = file.name;
                 let members = Members::from(stream, at);
@@ -337,7 +339,7 @@ impl SampleStream for StreamSource {
                 self.members = Some((file.path, members));
             }
             let (_, members) = self.members.as_mut().expect("opened just above");
-            let done = match members.next_member() {
+            let completed = match members.next_member() {
                 Ok(Some(mut member)) => {
                     if self.judge.numbered {
                         member.put_in_front(&self.shard);
@@ -352,32 +354,33 @@ impl SampleStream for StreamSource {
                 let path = self.members.as_ref().map(|(path, _)| path.clone());
                 return Err(undecided(&path.unwrap_or_default(), pair));
             }
-            if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
+            if let Some(sample) = completed.and_then(|sample| self.finish(sample)) {
                 return Ok(Some(sample));
             }
         }
     }
 }
 
-/// Buffers for reuse, with a limited total length.
+/// Buffers for reuse, with a limited total capacity.
 #[derive(Default)]
-struct Spare {
+struct SpareBuffers {
     buffers: Vec<Vec<u8>>,
-    len_bytes: usize,
+    /// Total capacity of the buffers in bytes.
+    capacity_bytes: usize,
 }
 
-impl Spare {
+impl SpareBuffers {
     /// A buffer with any contents.
     fn take(&mut self) -> Vec<u8> {
         let buffer = self.buffers.pop().unwrap_or_default();
-        self.len_bytes -= buffer.capacity();
+        self.capacity_bytes -= buffer.capacity();
         buffer
     }
 
     fn give_back(&mut self, buffer: Vec<u8>) {
-        let len_bytes = self.len_bytes + buffer.capacity();
-        if len_bytes <= MAX_SPARE_BYTES {
-            self.len_bytes = len_bytes;
+        let capacity_bytes = self.capacity_bytes + buffer.capacity();
+        if capacity_bytes <= MAX_SPARE_BYTES {
+            self.capacity_bytes = capacity_bytes;
             self.buffers.push(buffer);
         }
     }
@@ -385,4 +388,5 @@ impl Spare {
 
 /// Enough for the samples of one shuffle window.
 const MAX_SPARE_BYTES: usize = 64 << 20;
+/// Bytes by which the buffer of a payload grows at a time.
 const PIECE_BYTES: u64 = 1 << 20;

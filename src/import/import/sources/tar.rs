@@ -17,15 +17,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::SourceOptions;
+use super::bad::{BadEntry, BadReason};
 use super::content::{is_note, is_side_file, named_kind};
 use super::expansion::{Expands, Expansion};
-use super::file_counts::{FileCounts, HIDDEN, Indexing, NESTED, Role, SourceKind};
+use super::file_counts::{FileCounts, HIDDEN, NESTED, Role};
 use super::folder::join;
 use super::index::{
-    BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload, TOO_LONG_A_NAME,
-    TOO_MANY_FIELDS,
+    Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload, TOO_LONG_A_NAME, TOO_MANY_FIELDS,
 };
+use super::indexing::Indexing;
 use super::shard::{Input, front_to_back};
+use super::source_kind::SourceKind;
 use super::tar_members::{Appended, Member, MemberKind, Members, clean_name};
 use dlfs_base::folders::{FolderOptions, is_dropping};
 use dlfs_base::{Error, ErrorKind};
@@ -38,7 +40,7 @@ pub(super) struct Rows {
     /// The number of the open shard.
     container: u32,
     expansion: Expansion,
-    /// Key of the last row's group.
+    /// Key of the last row, if files are grouped and the group may go on.
     open_key: Option<Vec<u8>>,
     links: Vec<Link>,
     /// Every folder, and whether it holds files. The root of the archive has an empty name.
@@ -54,7 +56,7 @@ pub(super) struct Judge {
     pub(super) grouped: bool,
     /// Set if the archive can be read only once.
     pub(super) is_stream: bool,
-    /// Set if the members are the records of TFRecord shards, which are called as their shard and number.
+    /// Set if the members are the records of TFRecord shards, which are named after their shard and number.
     pub(super) numbered: bool,
     /// Set if hidden files, and files that tools leave behind, are imported.
     hidden: bool,
@@ -65,7 +67,7 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// Decides about archives of this kind as `options` say. `is_open`: the kind was not given.
+    /// Decides for archives of this kind as `options` say. `is_open`: the kind was not given, so pairs are searched for.
     pub(super) fn new(kind: SourceKind, options: &SourceOptions, is_open: bool) -> Judge {
         let &SourceOptions { nested, folders: FolderOptions { hidden, .. }, .. } = options;
         let grouped = kind == SourceKind::WebDataset;
@@ -143,10 +145,11 @@ impl Judge {
 /// The location of an archive, and the folder that it acts as.
 #[derive(Debug)]
 struct Archive {
+    /// Byte range in the shard.
     bytes: Range<u64>,
-    /// Empty for the shard itself, unless its members are records.
+    /// Prefix of the members' names; empty for the shard itself, unless its members are records.
     folder: Vec<u8>,
-    /// Number of archives around it.
+    /// Number of archives that contain it.
     depth: usize,
 }
 
@@ -165,8 +168,8 @@ impl Rows {
         Rows { judge, expansion: expansion.clone(), ..Rows::default() }
     }
 
-    /// Appends the members of one shard, or its records, which are called as `stem`; if the shard is broken, the rest
-    /// of it is one bad entry. Returns the archives that follow the first one in the file.
+    /// Appends the members of one shard, or its records, whose names begin with `stem`. The rest of a broken shard is one
+    /// bad entry. Returns the archives that follow the first one in the file.
     pub(super) fn index_shard(
         &mut self,
         file: Arc<File>,
@@ -236,7 +239,7 @@ impl Rows {
         }
         let name = clean_name(&member.name).ok()?;
         let is_taken = set_aside(&name, false, self.judge.hidden).is_none();
-        let folder = name.strip_suffix(b".tar").filter(|it| is_taken && !it.ends_with(b"/"))?;
+        let folder = name.strip_suffix(b".tar").filter(|name| is_taken && !name.ends_with(b"/"))?;
         let bytes = member.offset..member.offset + member.len_bytes;
         Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
     }
@@ -255,7 +258,7 @@ impl Rows {
         index
     }
 
-    /// The folder whose subfolders are the classes, and the classes.
+    /// The folder whose subfolders are the classes, and the names of the classes, sorted.
     fn classes(&self) -> (Vec<u8>, Vec<Vec<u8>>) {
         let above = self.folder_of_classes();
         let classes: BTreeSet<&[u8]> =
@@ -331,6 +334,7 @@ impl Rows {
         Ok(false)
     }
 
+    /// Appends a payload to the last row if that has the key, otherwise as a new row.
     fn push_grouped(&mut self, key: &[u8], payload: Payload) {
         let last = self.index.len().wrapping_sub(1);
         if self.open_key.as_deref() != Some(key) {
@@ -342,6 +346,7 @@ impl Rows {
         self.index.push_payload(payload);
     }
 
+    /// Notes that the folder of a file holds files.
     fn note_folder_of(&mut self, name: &[u8]) {
         let slash = name.iter().rposition(|&byte| byte == b'/');
         let folder = slash.map_or(&name[..0], |slash| &name[..slash]);
@@ -362,8 +367,8 @@ impl Rows {
             links.iter().map(|link| (link.row, target(link, &named, index))).collect();
         let mut dead = Vec::new();
         for link in links {
-            let made = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
-            match follow(link, &targets).and_then(|row| made(row).map(|()| row)) {
+            let count = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
+            match follow(link, &targets).and_then(|row| count(row).map(|()| row)) {
                 Ok(row) => {
                     index.payloads.set(link.row as usize, index.payloads.get(row as usize));
                     let name = index.name(link.row).to_vec();
@@ -380,7 +385,7 @@ impl Rows {
 }
 
 /// The row that a link leads to: the last row with the target's name before the row `before`, otherwise the first
-/// such row after it.
+/// such row after it. `named`: all rows, sorted by name and then by id.
 fn target(link: &Link, named: &[u64], index: &Index) -> Option<u64> {
     let Link { target, before, .. } = link;
     let end = named.partition_point(|&row| (index.name(row), row) < (&target[..], *before));
@@ -388,6 +393,7 @@ fn target(link: &Link, named: &[u64], index: &Index) -> Option<u64> {
     end.checked_sub(1).and_then(at).or_else(|| at(end))
 }
 
+/// The row of a file that a link leads to, possibly through other links. `targets`: where each link row leads.
 fn follow(link: &Link, targets: &HashMap<u64, Option<u64>>) -> Result<u64, BadReason> {
     let mut row = link.row;
     for _ in 0..=MAX_LINKS {
@@ -402,19 +408,19 @@ fn follow(link: &Link, targets: &HashMap<u64, Option<u64>>) -> Result<u64, BadRe
 /// The name of the member that the link `name` with `target` leads to.
 fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
     BadReason::LeavesSource.unless(!target.starts_with(b"/"))?;
-    let mut at: Vec<&[u8]> = name.split(|&byte| byte == b'/').collect();
-    at.pop();
-    for part in target.split(|&byte| byte == b'/') {
-        match part {
+    let mut path: Vec<&[u8]> = name.split(|&byte| byte == b'/').collect();
+    path.pop();
+    for component in target.split(|&byte| byte == b'/') {
+        match component {
             b"" | b"." => {}
-            b".." => drop(at.pop().ok_or(BadReason::LeavesSource)?),
-            part => at.push(part),
+            b".." => drop(path.pop().ok_or(BadReason::LeavesSource)?),
+            component => path.push(component),
         }
     }
-    clean_name(&at.join(&b'/')).map_err(|_| BadReason::Dangling)
+    clean_name(&path.join(&b'/')).map_err(|_| BadReason::Dangling)
 }
 
-/// `a/b.seg.png` is the field `seg.png` of the key `a/b`.
+/// Splits a member's name into key and field: `a/b.seg.png` is the field `seg.png` of the key `a/b`.
 ///
 /// # Errors
 /// `Name`: there is no key before a dot, or no field after it.
@@ -429,7 +435,7 @@ pub(crate) fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> 
     }
 }
 
-/// The number in a `.cls` member; `None` if it is not a number.
+/// The label in a `.cls` member, whose payload is read; `None`: it is not a class number.
 fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64> {
     let mut text = [0; MAX_LABEL_BYTES];
     let text = text.get_mut(..usize::try_from(member.len_bytes).ok()?)?;
@@ -457,7 +463,7 @@ fn class_of(name: &[u8], above: &[u8], classes: &[Vec<u8>]) -> Option<i64> {
 /// The names of classes, and the class of each file.
 pub type FolderClasses = (Vec<Vec<u8>>, Vec<Option<i64>>);
 
-/// The classes of the files of plain archives, as an import finds them, and the class of each file.
+/// The classes of the files of plain archives, as an import finds them.
 pub(crate) fn folder_classes<'n>(names: impl Iterator<Item = &'n [u8]> + Clone) -> FolderClasses {
     let mut rows = Rows::default();
     names.clone().for_each(|name| rows.note_folder_of(name));
@@ -471,7 +477,7 @@ pub fn parse_label(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
 }
 
-/// The sort of a member that is left out because of its name; `None` if it is not left out.
+/// The description of a member that is left out because of its name; `None`: the member is not left out.
 fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
     if !hidden && is_dropping(name) {
         return Some(HIDDEN);
@@ -486,12 +492,14 @@ pub type Pair = (Vec<u8>, Vec<u8>);
 /// The search for two consecutive members that WebDataset takes as one sample.
 #[derive(Debug, Default)]
 struct Pairs {
+    /// The name of the last member.
     last: Option<Vec<u8>>,
+    /// The first pair.
     found: Option<Pair>,
 }
 
 impl Pairs {
-    /// Sees the next member, which is not hidden.
+    /// Compares the next member, which is not hidden, with the last one.
     fn see(&mut self, name: &[u8]) {
         if self.found.is_some() || set_aside(name, true, true).is_some() {
             return;
@@ -515,8 +523,8 @@ pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
     Error::new(ErrorKind::BadSource, text).path(shard).hint(hint)
 }
 
-/// Two consecutive files with one key and different fields at the beginning of an archive: a sign of a WebDataset
-/// shard.
+/// The first two consecutive files with one key and different fields among the first members of an archive. They are a
+/// sign of a WebDataset shard.
 pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
     let mut members = Members::new(archive);
     let mut pairs = Pairs::default();
@@ -532,13 +540,16 @@ pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
     pairs.found
 }
 
+/// Maximum links from a link to a file, as in Linux.
 const MAX_LINKS: u32 = 40;
-/// Most archives that are nested in each other.
+/// Maximum archives that are nested in each other.
 const MAX_NESTED: usize = 8;
 const NOT_TAKEN_APART: BadReason = BadReason::Syntax(
     "is an archive within an archive that is compressed, or within 8 others, and is not taken apart",
 );
+/// Maximum length of a label in a `.cls` member.
 const MAX_LABEL_BYTES: usize = 32;
+/// Files at the beginning of an archive that are searched for a pair.
 const MEMBERS_LOOKED_AT: u32 = 64;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7.
+//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7. Read `tar_header.rs` for their
+//! encoding.
 //!
 //! An archive that GNU tar and Python's tarfile would list differently is rejected: a member that only one
 //! tool sees is an attack or an accident, never a sample. The exception is concatenated archives in one
@@ -6,17 +7,19 @@
 //! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
 //! have a limit.
 //!
-//! The records of a TFRecord shard are members, too: files that are called as their numbers, each with a checksum
-//! behind its payload.
+//! The records of a TFRecord shard are members, too: files named by their numbers, each with a checksum
+//! after its payload.
 
 use std::io;
 use std::ops::{Deref, Range};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use super::bad::{BadEntry, BadReason};
 use super::beneath::push;
-use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
+use super::index::{MAX_NAME_BYTES, TOO_LONG_A_NAME};
 use super::shard::{Input, read_some};
+use super::tar_header::{BLOCK_BYTES, Header, check_sum, decimal, is_zero, pax_record, until_nul};
 use super::tfrecord::{CRC_BYTES, ENDS_INSIDE, HEADER_BYTES, check_crc, next_len};
 use dlfs_base::checksum::crc32c_append;
 
@@ -105,6 +108,7 @@ pub(crate) struct Appended {
 /// Data of extended headers for the next member.
 #[derive(Default)]
 struct Extended {
+    /// Set if there was a PAX header.
     pax: bool,
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
@@ -129,7 +133,7 @@ impl<I: Input> Members<I> {
         }
     }
 
-    /// The same input as the records of a TFRecord shard from record `number` on.
+    /// Reads the input as the records of a TFRecord shard instead, of which the next one has this number.
     pub(crate) fn records(self, number: u64) -> Members<I> {
         Members { records: Some(Records { next: number, crc: 0 }), ..self }
     }
@@ -154,12 +158,13 @@ impl<I: Input> Members<I> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
 
-    /// After an error: the entry for all that was not read of the shard `path`, whose records are called as `stem`.
+    /// After an error: the bad entry for the rest of the shard `path`, which is not read. `stem`: prefix of the names of
+    /// records.
     pub(crate) fn lost(&self, stem: &[u8], path: &Path, reason: BadReason) -> BadEntry {
         let bad = match &self.records {
             None => BadEntry::new(path.as_os_str().as_bytes(), reason),
             Some(Records { next, .. }) => {
-                let number = next - u64::from(self.left > 0); // it is broken within its payload
+                let number = next - u64::from(self.left > 0); // the current record is broken
                 let name = [stem, format!("/{number}").as_bytes()].concat();
                 BadEntry::new(&name, reason).within(path)
             }
@@ -167,7 +172,7 @@ impl<I: Input> Members<I> {
         bad.rest(self.rest())
     }
 
-    /// Gives up the rest of the current member, which cannot be read.
+    /// Skips the rest of the current member, without moving the input: it cannot be read any more.
     pub(super) fn leave_member(&mut self) {
         (self.left, self.payload_left) = (0, 0);
     }
@@ -272,7 +277,7 @@ impl<I: Input> Members<I> {
     /// As [`read_payload`](Self::read_payload).
     pub(super) fn fill(&mut self, mut into: &mut [u8]) -> Result<(), BadReason> {
         if self.payload_left == 0 && self.left > 0 {
-            self.pass(&[])?; // an empty record has a checksum, too
+            self.pass(&[])?; // verify the checksum of an empty record
         }
         while !into.is_empty() {
             let read = self.read_payload(into)?;
@@ -281,8 +286,8 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
-    /// The whole payload of the current member, if `lend` provides so many of the input's next bytes. `None`: the
-    /// payload must be read instead. Nothing of the payload may have been read before.
+    /// The whole payload of the current member without a copy, if `lend` lends its bytes; `None`: the payload must be read
+    /// instead. Nothing of the payload may have been read before.
     pub(crate) fn lend_payload<T: Deref<Target = [u8]>>(
         &mut self,
         lend: impl FnOnce(&mut I, usize) -> Option<T>,
@@ -292,6 +297,7 @@ impl<I: Input> Members<I> {
         Some(self.pass(&payload).map(|()| payload))
     }
 
+    /// The next record of a TFRecord shard, as a member.
     fn record(&mut self) -> Result<Option<Member>, BadReason> {
         self.header_at = self.position;
         let Some(len_bytes) = next_len(&mut self.input)? else { return Ok(None) };
@@ -307,7 +313,7 @@ impl<I: Input> Members<I> {
         Ok(Some(Member { name, kind: MemberKind::File, len_bytes, offset }))
     }
 
-    /// After an end mark: searches for the header of another archive and puts it in `block`.
+    /// After an end mark: reads the header of the next archive into `block`; `false`: there is no other archive.
     fn begin_next_archive(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<bool, BadReason> {
         loop {
             self.header_at = self.position;
@@ -328,6 +334,7 @@ impl<I: Input> Members<I> {
         Ok(true)
     }
 
+    /// Makes the member with this header the current one.
     fn member(&mut self, header: Header, extended: Extended) -> Result<Member, BadReason> {
         let len_bytes = extended.len_bytes.unwrap_or(header.len_bytes);
         let name = extended.sparse_name.or(extended.name).unwrap_or(header.name);
@@ -375,10 +382,11 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
+    /// Skips the rest of the current member.
     fn pass_over_member(&mut self) -> Result<(), BadReason> {
         if self.left > 0 && self.records.is_some() {
             self.input.skip(self.payload_left)?;
-            self.checksum()?; // so that a shard that ends within the record does not end like others
+            self.checksum()?; // read it, to find out if the shard ends within the record
         } else if self.left > 0 {
             self.input.skip(self.left)?;
             self.position += self.left;
@@ -407,6 +415,7 @@ impl<I: Input> Members<I> {
         Ok(filled)
     }
 
+    /// Reads the payload of an extended header.
     fn read_extended(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
         BadReason::Syntax("an extended header of more than 1 MiB")
             .unless(len_bytes <= MAX_EXTENDED_BYTES)?;
@@ -421,6 +430,7 @@ impl<I: Input> Members<I> {
         Ok(bytes)
     }
 
+    /// Reads the name or link target in a GNU extended header.
     fn read_long(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
         Ok(until_nul(&self.read_extended(len_bytes)?).to_vec())
     }
@@ -431,7 +441,7 @@ impl Extended {
         self.name.is_none() && self.link.is_none() && self.len_bytes.is_none() && !self.sparse
     }
 
-    /// Records of the form `length key=value\n`, where the length includes itself.
+    /// Reads the records of a PAX header.
     fn read_pax(&mut self, mut records: &[u8]) -> Result<(), BadReason> {
         // NUL padding also ends the records: some writers use it.
         while records.first().is_some_and(|&byte| byte != 0) {
@@ -460,118 +470,6 @@ fn once<T>(slot: &mut Option<T>, value: T, twice: &'static str) -> Result<(), Ba
     slot.replace(value).map_or(Ok(()), |_| Err(BadReason::Syntax(twice)))
 }
 
-/// Parses a number of digits only, without sign or whitespace.
-fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    std::str::from_utf8(digits).ok()?.parse().ok()
-}
-
-fn pax_record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    let space = records.iter().take(MAX_DIGITS).position(|&byte| byte == b' ')?;
-    let len = usize::try_from(decimal(&records[..space])?).ok()?;
-    if len <= space + 1 || len > records.len() {
-        return None;
-    }
-    let (record, rest) = records.split_at(len);
-    let record = record[space + 1..].strip_suffix(b"\n")?;
-    let equals = record.iter().position(|&byte| byte == b'=')?;
-    Some((&record[..equals], &record[equals + 1..], rest))
-}
-
-/// The header fields that are used.
-///
-/// | bytes    | field        | meaning                                              |
-/// |----------|--------------|------------------------------------------------------|
-/// | 0..100   | `name`       | name, cut at the first NUL                           |
-/// | 124..136 | `len_bytes`  | payload length, octal, or base 256 if bit 7 is set   |
-/// | 148..156 | checksum     | sum of all bytes, these eight counted as spaces      |
-/// | 156      | `kind`       | type flag                                            |
-/// | 157..257 | `link`       | link target                                          |
-/// | 257..263 | magic        | `ustar\0`: the prefix is used; GNU's has spaces      |
-/// | 345..500 | prefix       | folder of `name`, without the slash between them     |
-/// | 482      | `goes_on`    | sparse file in GNU's old form: a block of its map follows |
-struct Header {
-    name: Vec<u8>,
-    len_bytes: u64,
-    kind: u8,
-    link: Vec<u8>,
-    goes_on: bool,
-}
-
-impl Header {
-    fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Header, BadReason> {
-        check_sum(block)?;
-        let mut name = until_nul(&block[..100]).to_vec();
-        let magic = &block[257..263];
-        let prefix = until_nul(&block[345..500]);
-        let kind = block[156];
-        // In GNU's old sparse format the map is at the prefix's place.
-        let has_prefix = !prefix.is_empty() && kind != b'S';
-        if has_prefix {
-            // Python's tarfile reads these bytes as a prefix; GNU tar does not, and writes them only in dumps.
-            let what = "a header with a name's prefix, of a format that has none";
-            BadReason::Syntax(what).unless(magic == b"ustar\0")?;
-            name = [prefix, b"/", &name].concat();
-        }
-        let len_bytes =
-            number(&block[124..136]).ok_or(BadReason::Syntax("a length is not a number"))?;
-        // These fields are unused here, but Python's tarfile ends a listing if one is not a number.
-        let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
-        let is_well = |at: Range<usize>| block[at.start] == 0xff || number(&block[at]).is_some();
-        BadReason::Syntax("a header with an invalid number")
-            .unless(others.into_iter().all(is_well))?;
-        let link = until_nul(&block[157..257]).to_vec();
-        let goes_on = kind == b'S' && block[482] != 0;
-        Ok(Header { name, len_bytes, kind, link, goes_on })
-    }
-}
-
-/// Returns whether a file that begins with these bytes is a tar archive: its header has a valid checksum or the
-/// magic.
-pub(crate) fn looks_like(head: &[u8]) -> bool {
-    head.first_chunk::<BLOCK_BYTES>().is_some_and(|block| {
-        block[257..262] == *b"ustar" || block[0] != 0 && check_sum(block).is_ok()
-    })
-}
-
-fn is_zero(block: &[u8]) -> bool {
-    block.iter().all(|&byte| byte == 0)
-}
-
-fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), BadReason> {
-    let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { block[at] };
-    let unsigned: u64 = (0..BLOCK_BYTES).map(|at| u64::from(counted(at))).sum();
-    // Old writers sum signed characters.
-    let signed: i64 = (0..BLOCK_BYTES).map(|at| i64::from(counted(at) as i8)).sum();
-    let stored =
-        number(&block[148..156]).ok_or(BadReason::Syntax("no header where one should be"))?;
-    let is_right = stored == unsigned || i64::try_from(stored) == Ok(signed);
-    BadReason::Syntax("a header's checksum differs").unless(is_right)
-}
-
-/// A number field: octal with surrounding spaces or NULs, or base 256 with the top bit set.
-fn number(field: &[u8]) -> Option<u64> {
-    if field[0] & 0x80 != 0 {
-        // 0xff begins a negative number; other first bytes are invalid.
-        let mut value = (field[0] == 0x80).then_some(0_u64)?;
-        for &byte in &field[1..] {
-            value = value.checked_mul(256)?.checked_add(u64::from(byte))?;
-        }
-        return Some(value);
-    }
-    let digits = until_nul(field).trim_ascii();
-    digits.iter().try_fold(0_u64, |value, &digit| match digit {
-        b'0'..=b'7' => value.checked_mul(8)?.checked_add(u64::from(digit - b'0')),
-        _ => None,
-    })
-}
-
-fn until_nul(field: &[u8]) -> &[u8] {
-    field.split(|&byte| byte == 0).next().unwrap_or(field)
-}
-
 /// Normalises a member's or list's name as a sample name: relative, without `.` and repeated slashes.
 ///
 /// # Errors
@@ -593,14 +491,13 @@ pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
     }
 }
 
-const BLOCK_BYTES: usize = 512;
+/// Maximum length of an extended header: it is read into memory.
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 const SPARSE: &str = "is a sparse file, which is not expanded: pack it again without --sparse";
 const DUMP: &str = "is a folder's dump, which some tools take for a file";
 const LABEL: &str = "is a volume's label, which some tools take for a file";
 const TWO_NAMES: &str = "two long names for one member";
 const TWO_LINKS: &str = "two long link names for one member";
-const MAX_DIGITS: usize = 20;
 const BROKEN_PAX: BadReason = BadReason::Syntax("an extended header's records are broken");
 
 #[cfg(test)]
@@ -608,32 +505,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_octal_or_base_256_and_nothing_else() {
-        assert_eq!(number(b"0000017\0"), Some(0o17));
-        assert_eq!(number(b"   17 \0\0"), Some(0o17));
-        assert_eq!(number(b"\0\0\0\0\0\0\0\0"), Some(0));
-        assert_eq!(number(b"\x80\0\0\0\0\0\0\0\0\0\x01\x02"), Some(258));
-        assert_eq!(number(b"\xff\xff\xff\xff\xff\xff\xff\xff"), None);
-        assert_eq!(number(b"0000089\0"), None);
-        assert_eq!(number(b"\x80\x01\0\0\0\0\0\0\0\0\0\0"), None);
-    }
-
-    #[test]
     fn names_are_made_relative_and_may_not_climb() {
         assert_eq!(clean_name(b"./a//b/./c").unwrap(), b"a/b/c");
         assert_eq!(clean_name(b"/etc/passwd").unwrap(), b"etc/passwd");
         for bad in [&b"a/../b"[..], b"..", b"", b"./", b"a\0b", &[b'x'; 4097]] {
             assert!(matches!(clean_name(bad), Err(BadReason::Name(_))), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn pax_records_must_add_up() {
-        assert_eq!(pax_record(b"8 a=b\nxyz"), None);
-        assert_eq!(pax_record(b"6 a=b\nxyz"), Some((&b"a"[..], &b"b"[..], &b"xyz"[..])));
-        for broken in [&b"6 a=b"[..], b"0 a=b\n", b"x a=b\n", b"6 a+b\n", b"99 a=b\n", b" 6 a=b\n"]
-        {
-            assert_eq!(pax_record(broken), None, "{broken:?}");
         }
     }
 }

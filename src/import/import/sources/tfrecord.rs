@@ -14,7 +14,7 @@
 
 use std::io::Read;
 
-use super::index::BadReason;
+use super::bad::BadReason;
 use super::shard::read_some;
 use dlfs_base::checksum::crc32c;
 

@@ -19,7 +19,7 @@ use parquet::file::reader::{ChunkReader, Length};
 
 use crate::import::formats::input::InStore;
 use crate::import::sources::expansion::Expansion;
-use crate::import::sources::inputs::Shard;
+use crate::import::sources::inputs::ObjectBytes;
 use crate::import::sources::shard::FileAt;
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::{Error, Result};
@@ -134,8 +134,8 @@ impl Blocks {
 
     fn arrived(&self, pending: Pending) -> io::Result<Bytes> {
         let bytes = pending.take();
-        let bytes =
-            bytes.map_err(|error| Shard::failed(&self.of.failure, io::Error::other(error)))?;
+        let bytes = bytes
+            .map_err(|error| ObjectBytes::failed(&self.of.failure, io::Error::other(error)))?;
         let bytes = Bytes::from_owner(bytes);
         self.expansion.read(bytes.len() as u64);
         Ok(bytes)

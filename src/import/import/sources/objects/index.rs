@@ -1,4 +1,5 @@
-//! Lists prefixes; indexes folders of objects, and lists of objects; and finds the object of a row.
+//! Indexes objects: those beneath a prefix, from the store's listing, and those that lists name. [`ObjectRoot`] finds the
+//! object of a row of the index again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -8,12 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::Clients;
+use crate::import::sources::bad::{BadEntry, BadReason};
 use crate::import::sources::content::is_side_file;
-use crate::import::sources::file_counts::Indexing;
-use crate::import::sources::found::{canonical, split_of};
-use crate::import::sources::index::{BadEntry, BadReason, Container, Index, Payload};
+use crate::import::sources::hub_splits::{canonical, split_of};
+use crate::import::sources::index::{Container, Index, Payload};
+use crate::import::sources::indexing::Indexing;
 use crate::import::sources::listing::{self, Listing};
-use crate::import::sources::{Source, SourceKind, Store, list};
+use crate::import::sources::{OpenContainers, Source, SourceKind, list};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
@@ -26,10 +28,11 @@ pub(super) type Listed = Listing<Prefix>;
 /// The common prefix of some objects; names are keys without it.
 #[derive(Debug)]
 pub(super) struct Prefix {
+    /// The location of the objects.
     pub(super) at: ObjectRoot,
     /// Set if the user named the object itself, not a prefix.
     pub(super) is_given: bool,
-    /// The entity tags; the stamp of an object in the listing is the offset of its tag.
+    /// The entity tags, encoded; the stamp of an object in the listing is the offset of its tag here.
     tags: Vec<u8>,
 }
 
@@ -59,8 +62,9 @@ impl Listing<Prefix> {
         listed
     }
 
+    /// Adds an object beneath the prefix.
     fn push_object(&mut self, object: &Object) {
-        // A web server may list objects outside the prefix.
+        // A web server may also list objects outside the prefix.
         let name = object.key.strip_prefix(&*self.root.at.prefix);
         let Some(name) = name.filter(|name| !name.is_empty()) else { return };
         self.push(name.as_bytes(), object.len_bytes, self.root.tags.len() as u64);
@@ -102,7 +106,9 @@ impl Listing<Prefix> {
 #[derive(Debug, Clone)]
 pub(crate) struct ObjectRoot {
     pub(super) client: Client,
+    /// Empty, or with a slash at its end.
     pub(super) prefix: String,
+    /// Bytes at the beginning of names that are not part of keys.
     pub(crate) cut: usize,
 }
 
@@ -122,12 +128,13 @@ impl ObjectRoot {
         self.client.place().with_key(self.key_of(name)).to_string()
     }
 
-    /// Requests bytes of the payload of the row `name`.
+    /// Requests bytes of the payload of the row called `name`.
     pub(crate) fn fetch(&self, name: &[u8], payload: &Payload, bytes: Range<u64>) -> Pending {
         let Payload { len_bytes, offset_or_stamp, .. } = *payload;
         self.client.fetch_stamped(&self.key_of(name), len_bytes.into(), offset_or_stamp, bytes)
     }
 
+    /// The key of the object of the row called `name`.
     pub(super) fn key_of(&self, name: &[u8]) -> String {
         format!("{}{}", self.prefix, String::from_utf8_lossy(&name[self.cut..]))
     }
@@ -171,8 +178,8 @@ pub(super) fn only_splits(listed: &mut Vec<Listed>, splits: &[String]) -> Result
     let names = listed.iter().flat_map(|one| (0..one.len()).map(|row| one.name(row)));
     let found: BTreeSet<Cow<'_, str>> =
         names.filter(|name| !is_side_file(name)).filter_map(split_of).collect();
-    let wanted: Vec<&str> = splits.iter().map(|own| canonical(own).unwrap_or(own)).collect();
-    if let Some(missing) = wanted.iter().find(|own| !found.contains(**own)) {
+    let wanted: Vec<&str> = splits.iter().map(|split| canonical(split).unwrap_or(split)).collect();
+    if let Some(missing) = wanted.iter().find(|split| !found.contains(**split)) {
         let text = if found.is_empty() {
             format!("the files do not say of which split they are, so {missing} cannot be taken")
         } else {
@@ -201,24 +208,25 @@ pub(super) fn folders(mut folders: Vec<Listed>) -> Source {
         object.stamp()
     });
     let roots = folders.into_iter().map(|listed| listed.root.at).collect();
-    Source { origins, ..Source::new(SourceKind::Folder, index, Store::Objects(roots)) }
+    Source { origins, ..Source::new(SourceKind::Folder, index, OpenContainers::Objects(roots)) }
 }
 
 /// A list: its location and content.
 pub(super) struct ListText {
     /// Path or address, for messages.
     pub(super) path: PathBuf,
+    /// The content.
     pub(super) text: Vec<u8>,
-    /// The store and folder that keys in the list are relative to; `None`: the list is a local file.
-    pub(super) beside: Option<ObjectRoot>,
+    /// The folder of the list, to which keys in it are relative; `None`: the list is a local file.
+    pub(super) folder: Option<ObjectRoot>,
 }
 
 /// Indexes the objects that lists name. A line is a key beneath the list's folder or an address, and optionally a
-/// label.
+/// label. A list in a store may name only objects of that store and of the hosts that the options name. Other lines, and
+/// lines that cannot be imported, are in [`Index::bad`].
 ///
 /// # Errors
-/// A store does not open or does not answer. Lines that cannot be imported are in `bad`. A list in a store may name
-/// only objects of that store and of the hosts that the options name; other lines are bad.
+/// A store does not open or does not answer.
 pub(super) fn lists(
     lists: &[ListText],
     clients: &mut Clients<'_>,
@@ -232,8 +240,8 @@ pub(super) fn lists(
         let bad = |line: &[u8], reason| BadEntry::new(&shown_line(line), reason).within(&list.path);
         let mut lines = Vec::new();
         for line in list::lines(&list.text) {
-            match wanted(line, list, clients, &mut roots)? {
-                Ok(wanted) => lines.push((line, wanted)),
+            match parse_line(line, list, clients, &mut roots)? {
+                Ok(named) => lines.push((line, named)),
                 Err(reason) => index.bad.push(bad(line, reason)),
             }
         }
@@ -267,17 +275,22 @@ pub(super) fn lists(
         let path = PathBuf::from(root.address());
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
     }
-    Ok(Source { origins, ..Source::new(SourceKind::List, index, Store::Objects(roots.all)) })
+    Ok(Source {
+        origins,
+        ..Source::new(SourceKind::List, index, OpenContainers::Objects(roots.all))
+    })
 }
 
-/// The roots of the objects that lines name. Each signed URL has its own root.
+/// The distinct roots of the objects that lines name. Each signed URL has its own root.
 #[derive(Default)]
 struct Roots {
     all: Vec<ObjectRoot>,
+    /// The index in `all` of the root with this store, prefix and `cut`.
     numbers: HashMap<(Place, String, usize), usize>,
 }
 
 impl Roots {
+    /// The number of a root, which is added if it is new.
     fn number(&mut self, root: ObjectRoot) -> usize {
         let key = (root.client.place().clone(), root.prefix.clone(), root.cut);
         *self.numbers.entry(key).or_insert_with(|| {
@@ -287,24 +300,25 @@ impl Roots {
     }
 }
 
-/// The number of the root of an object that a line names, the object's name, and its label.
-type Wanted = (usize, String, Option<i64>);
+/// An object that a line names: the number of its root, its name, and its label.
+type NamedObject = (usize, String, Option<i64>);
 
-fn wanted(
+/// Parses a line of a list. The inner error: the line is bad.
+fn parse_line(
     line: &[u8],
     list: &ListText,
     clients: &mut Clients<'_>,
     roots: &mut Roots,
-) -> Result<Result<Wanted, BadReason>> {
+) -> Result<Result<NamedObject, BadReason>> {
     let (path, label) = match list::labelled(line) {
         Ok(labelled) => labelled,
         Err(reason) => return Ok(Err(reason)),
     };
     let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(ODD)) };
     let hosts = &clients.options.list_hosts;
-    let (root, name) = match (Place::parse(path), &list.beside) {
-        (Ok(place), Some(own))
-            if !hosts.iter().chain([own.client.place()]).any(|own| own.has(&place)) =>
+    let (root, name) = match (Place::parse(path), &list.folder) {
+        (Ok(place), Some(folder))
+            if !hosts.iter().chain([folder.client.place()]).any(|host| host.has(&place)) =>
         {
             return Ok(Err(BadReason::OtherHost));
         }
@@ -313,7 +327,7 @@ fn wanted(
             let cut = place.authority().len() + 1;
             (ObjectRoot { client: clients.of(&place)?, prefix: String::new(), cut }, name)
         }
-        (Err(_), Some(own)) => (own.clone(), path.to_owned()),
+        (Err(_), Some(folder)) => (folder.clone(), path.to_owned()),
         (Err(_), None) => {
             return Ok(Err(BadReason::Syntax("is no address, unlike the first line of the list")));
         }
@@ -321,7 +335,7 @@ fn wanted(
     Ok(Ok((roots.number(root), name, label)))
 }
 
-/// A line for messages, without the parts of an address that may be secret.
+/// A line in the form for messages: without the parts of an address that may be secret.
 fn shown_line(line: &[u8]) -> Vec<u8> {
     let path = Path::new(OsStr::from_bytes(list::split(line).0));
     if Place::is_place(path) { shown(path).into_bytes() } else { line.to_vec() }

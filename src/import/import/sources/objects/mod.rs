@@ -1,10 +1,10 @@
 //! Objects of stores as sources: folders of objects, shards, and lists.
 //!
+//! This file detects the kind of an import's objects: samples, shards or lists. Then read `index.rs`.
+//!
 //! A folder of objects is indexed from its listing alone, in the order of a local folder. Payloads are then read in
 //! the order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
-//! front to back. A list names objects of its own folder by key, or of any store by address.
-//!
-//! This file detects the kind of an import's objects: samples, shards or lists. Then read `index.rs`.
+//! front to back. A list names objects of its folder by key, or of any store by address.
 
 mod index;
 
@@ -19,15 +19,16 @@ use std::path::{Path, PathBuf};
 use self::index::{ListText, Listed, only_splits};
 pub(crate) use self::index::{ObjectRoot, push_origin, reason};
 use super::compression::decompressed;
-use super::content::{
-    self, Content, INDEX, Indexed, MAX_INDEX_BYTES, MERGED, is_shard_name, is_side_file,
-    is_tokens_name, named_kind,
-};
+use super::content::{Content, is_shard_name, is_side_file, is_tokens_name, named_kind};
 use super::detect::{SIDE, braces};
 use super::expansion::Expansion;
-use super::file_counts::{FileCounts, Indexing, Role, SourceKind};
-use super::found::{Decided, Found, FoundFile, split_of};
+use super::file_counts::{FileCounts, Role};
+use super::found::{Decided, Found, FoundFile};
+use super::hub_splits::split_of;
+use super::indexing::Indexing;
 use super::list;
+use super::shard_index::{self, INDEX, Indexed, MAX_INDEX_BYTES, MERGED};
+use super::source_kind::SourceKind;
 use super::tar::{self, Pair};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -75,7 +76,7 @@ pub(crate) fn look(
     if !paths.iter().any(|path| Place::is_place(path)) {
         let text = |path: &PathBuf| {
             let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
-            Ok(ListText { path: path.clone(), text, beside: None })
+            Ok(ListText { path: path.clone(), text, folder: None })
         };
         let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
         let samples = Some(index::lists(&texts, &mut clients, indexing)?);
@@ -98,12 +99,17 @@ pub(crate) fn look(
 /// One client for each store; clients of the same web server share a thread.
 struct Clients<'a> {
     options: &'a PlaceOptions,
+    /// The clients, by the address of the whole store.
     open: HashMap<Place, Client>,
     /// The first client of each thread.
     threads: Vec<Client>,
 }
 
 impl Clients<'_> {
+    /// The client of the store that contains `place`, opened if need be.
+    ///
+    /// # Errors
+    /// Errors of opening. `InvalidArgument`: there are too many stores.
     fn of(&mut self, place: &Place) -> Result<Client> {
         let store = place.with_key("");
         if let Some(client) = self.open.get(&store) {
@@ -131,6 +137,7 @@ impl Clients<'_> {
     }
 }
 
+/// Finds the objects of `paths`: each is an object or a prefix.
 fn list_all(
     paths: &[PathBuf],
     clients: &mut Clients<'_>,
@@ -149,13 +156,14 @@ fn list_all(
     })?;
     let mut all = Vec::new();
     for ((client, place), given) in places.into_iter().zip(given) {
+        // Without an object of this key, the key is a prefix.
         let absent = match given {
             Some(Ok(object)) => {
                 indexing.found(1, object.len_bytes);
                 all.push(Listed::one(client, &object));
                 continue;
             }
-            // A store refuses a client that may not list, instead of reporting that the object is absent.
+            // A store that does not let the client list reports `Refused` for an absent object.
             Some(Err(error))
                 if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
             {
@@ -185,6 +193,7 @@ fn is_away(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
 }
 
+/// Detects the kind of the objects from the content of some, and finds them as that kind.
 fn auto(
     listed: Vec<Listed>,
     clients: &mut Clients<'_>,
@@ -192,31 +201,8 @@ fn auto(
 ) -> Result<Found> {
     let mut contents = Vec::new();
     for one in listed.iter().filter(|one| one.len() > 0) {
-        // Prefer the first object with a shard's name, then the first that is not a side file, then the first.
-        let named = (0..one.len()).filter(|row| is_shard_name(one.name(*row)));
-        let other = (0..one.len()).find(|row| !is_side_file(one.name(*row)));
-        let mut candidates = named.chain(other);
-        let mut first = candidates.next().unwrap_or(0);
-        let mut found = content(one, first)?;
-        // An object called `index.json` need not be an index of shards.
-        while !found.is_shard()
-            && is_index(one.name(first))
-            && let Some(next) = candidates.next()
-        {
-            first = next;
-            found = content(one, first)?;
-        }
-        // Megatron's tokens may look like anything, so their index tells.
-        let mut rows = 0..one.len();
-        if !found.is_shard()
-            && let Some(row) = rows.find(|row| is_index_of(SourceKind::Megatron, one.name(*row)))
-        {
-            let index = content(one, row)?;
-            if index.is_shard() {
-                (first, found) = (row, index);
-            }
-        }
-        contents.push((one, first, found));
+        let (row, content) = telling_content(one)?;
+        contents.push((one, row, content));
     }
     if let Some((one, _, content)) = contents.iter().find(|(.., content)| content.is_shard()) {
         return match content.kind() {
@@ -235,20 +221,49 @@ fn auto(
     if !listed.iter().all(|one| one.root.is_given) {
         return samples(listed);
     }
-    for (one, first, content) in contents {
-        let start = one.start(first, START_BYTES)?;
+    for (one, row, content) in contents {
+        let start = one.start(row, START_BYTES)?;
         if content != Content::Other || !is_text(&start) {
             let text = "cannot tell what this object is";
             return Err(Error::new(ErrorKind::BadSource, text)
-                .target(one.address_of(first))
+                .target(one.address_of(row))
                 .hint(list::SAY_KIND));
         }
     }
     lists(&listed, clients, indexing)
 }
 
-/// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first one usually does; the others
-/// are requested at once, since each takes the store's delay.
+/// The row of the object that tells the kind of the others best, and its content. `one` is not empty.
+fn telling_content(one: &Listed) -> Result<(usize, Content)> {
+    // Prefer the first object with a shard's name, then the first that is not a side file, then the first.
+    let named = (0..one.len()).filter(|row| is_shard_name(one.name(*row)));
+    let other = (0..one.len()).find(|row| !is_side_file(one.name(*row)));
+    let mut candidates = named.chain(other);
+    let mut row = candidates.next().unwrap_or(0);
+    let mut found = content(one, row)?;
+    // An object called `index.json` need not be an index of shards.
+    while !found.is_shard()
+        && is_index(one.name(row))
+        && let Some(next) = candidates.next()
+    {
+        row = next;
+        found = content(one, row)?;
+    }
+    // Megatron's tokens may look like anything, but their index does not.
+    let mut rows = 0..one.len();
+    if !found.is_shard()
+        && let Some(index) = rows.find(|row| is_index_of(SourceKind::Megatron, one.name(*row)))
+    {
+        let of_index = content(one, index)?;
+        if of_index.is_shard() {
+            (row, found) = (index, of_index);
+        }
+    }
+    Ok((row, found))
+}
+
+/// Finds tar archives. The beginnings of some tell whether they are WebDataset shards. The first one usually does; the
+/// others are requested together, since each request takes the store's delay.
 fn tars(listed: &[Listed]) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
@@ -269,6 +284,7 @@ fn tars(listed: &[Listed]) -> Result<Found> {
     Ok(Found { decided: Some(decided), ..found })
 }
 
+/// Returns whether the beginning of an object is text that is not blank.
 fn is_text(start: &[u8]) -> bool {
     let whole = start.len() < START_BYTES as usize;
     let text = std::str::from_utf8(start).or_else(|error| match error.error_len() {
@@ -285,6 +301,7 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
     Ok(Content::of(|at| &start[start.len().min(at as usize)..], name)?)
 }
 
+/// The first pair of a tar archive, a sign of a WebDataset shard. Reads at most `most_bytes` of the object.
 fn pair_at_beginning(one: &Listed, row: usize, most_bytes: u64) -> Result<Option<Pair>> {
     let reader = Pieces {
         client: one.root.at.client.clone(),
@@ -304,7 +321,9 @@ struct Pieces {
     object: Object,
     /// Offset of the next piece.
     at: u64,
+    /// Length of the next piece, if the object has as many bytes left.
     next_len: u64,
+    /// The piece that is being read.
     piece: Cursor<Vec<u8>>,
 }
 
@@ -347,14 +366,16 @@ fn is_shard_of(kind: SourceKind, name: &[u8]) -> bool {
 /// Returns whether an object has the name of an index of this kind.
 fn is_index_of(kind: SourceKind, name: &[u8]) -> bool {
     match kind {
-        SourceKind::Megatron => content::tokens_of(Path::new(OsStr::from_bytes(name))).is_some(),
+        SourceKind::Megatron => {
+            shard_index::tokens_of(Path::new(OsStr::from_bytes(name))).is_some()
+        }
         kind => kind.has_index() && is_index(name),
     }
 }
 
-/// The shards of a kind that the caller named, or that was `detected`. Beneath a prefix, these are the objects with
-/// shard names of the kind; if there are none, all objects that are not side files. Objects beside shards of a detected
-/// kind must be side files, or be named by an index.
+/// Finds the shards of a kind that the caller named, or that was `detected`. Beneath a prefix, shards are the objects
+/// with shard names of the kind; if there are none, all objects that are not side files. Other objects beside shards of
+/// a detected kind must be side files, or be named by an index.
 fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> {
     let mut files = Vec::new();
     let mut file_counts = FileCounts::default();
@@ -365,7 +386,7 @@ fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> 
         let indexes = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
         let indexes = indexes.map(|row| {
             let path = one.path(row).to_path_buf();
-            let parts = content::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
+            let parts = shard_index::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
             Ok((parts, path))
         });
         let Indexed { parts, merged } = Indexed::new(indexes.collect::<Result<_>>()?);
@@ -406,6 +427,7 @@ fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> 
     Ok(Found::of_shards(kind, files, file_counts))
 }
 
+/// Indexes the objects beneath prefixes, each as a sample.
 fn samples(listed: Vec<Listed>) -> Result<Found> {
     if let Some(one) = listed.iter().find(|one| one.root.is_given) {
         let text = "a folder of samples is a prefix, and this is an object";
@@ -422,6 +444,7 @@ fn samples(listed: Vec<Listed>) -> Result<Found> {
     Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
+/// Indexes the objects that lists in stores name.
 fn lists(
     listed: &[Listed],
     clients: &mut Clients<'_>,
@@ -433,7 +456,7 @@ fn lists(
         let text = one.start(row, u64::MAX)?;
         file_counts.add("list", Role::List, text.len() as u64, one.name(row));
         let path = PathBuf::from(one.address_of(row));
-        texts.push(ListText { path, text, beside: Some(one.root.at.clone()) });
+        texts.push(ListText { path, text, folder: Some(one.root.at.clone()) });
     }
     let samples = Some(index::lists(&texts, clients, indexing)?);
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
@@ -441,11 +464,11 @@ fn lists(
 
 const OTHERS: &str = "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from \
                       folder imports each object as one sample, as it is";
-/// Limit of clients: each takes some kilobytes.
+/// Maximum clients: each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives whose beginnings are read, to tell WebDataset shards from plain archives.
 const MOST_LOOKED_AT: usize = 16;
-/// Limit of stores: each takes a thread and its connections.
+/// Maximum stores: each takes a thread and connections.
 const MOST_THREADS: usize = 64;
 /// Bytes that suffice to detect an object's content.
 const START_BYTES: u64 = 64 << 10;
