@@ -1,27 +1,24 @@
-//! Descriptors of the program: a sealed memfd with the content of a file. The name of the memfd identifies the
-//! node. For files that are opened in place instead, see `long.rs`.
+//! Opens files and folders below a mount, and recognises the descriptors.
 //!
-//! A cache has the nodes behind the newest descriptors: asking the kernel for the name of a memfd takes longer than
-//! the rest of an `fstat`, and programs often ask for a file's attributes more than once. An entry need not be removed
-//! when its descriptor is closed: a file that reuses the number has another inode or a later change time, so the entry
-//! does not match it.
+//! A file's descriptor is a sealed memfd with the content; the name of the memfd identifies the node. Some files are opened
+//! in place instead: see `in_place.rs`.
 
-use std::ffi::{CStr, CString, c_int, c_long};
-use std::io::Write as _;
-use std::mem::ManuallyDrop;
-use std::os::fd::FromRawFd;
+use std::ffi::{CString, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlfs::posix::{File, Node, PathError};
 
+use crate::inside;
+use crate::known::{find_node, note_node};
+use crate::memfd::Memory;
 use crate::mounts::{self, Mount, Opened, errno_of};
-use crate::own::{self, called};
-use crate::paths::Place;
+use crate::paths::MountedPath;
+use crate::syscalls::{
+    errno, file_of, name_of_descriptor, open_again, set_errno, stat_of, write_at,
+};
 
-impl Place {
-    /// The node at this place. The caller is [inside](own::inside), as for all methods in this file.
+impl MountedPath {
+    /// The data set and the node of this path. The caller is [inside](inside::run), as for all methods in this file.
     pub(crate) fn node(&self) -> Result<(&'static Opened, Node), c_int> {
         let opened = self.mount.opened()?;
         let path = self.path.strip_prefix(b"/").unwrap_or(&self.path);
@@ -70,6 +67,7 @@ impl Mount {
         open_again(memory.0, libc::O_PATH | (flags & libc::O_CLOEXEC))
     }
 
+    /// A descriptor of a file: of a copy in memory, or of the file in another place.
     fn file_descriptor(
         &'static self,
         opened: &'static Opened,
@@ -89,14 +87,14 @@ impl Mount {
         }
         if (is_long || opened.is_bare())
             && !self.is_copied(opened, file, len, whole)
-            && let Some(fd) = self.elsewhere(opened, file, flags)?
+            && let Some(fd) = self.open_in_place(opened, file, flags)?
         {
             self.remember(opened, fd, file, flags);
             return Ok(fd);
         }
         let most = self.setting.copy_bytes;
         if len > most {
-            own::say(&format!(
+            inside::say(&format!(
                 "{}: sample {} has {len} bytes, more than the {most} that are copied into memory; \
                  raise ;copy=, or name a folder where FUSE shows the data set with ;fuse=",
                 self.setting.prefix.escape_ascii(),
@@ -113,19 +111,19 @@ impl Mount {
         Ok(memory.into_fd())
     }
 
-    /// Returns whether a long file of a plain folder with tiers is copied into memory rather than opened in
-    /// place: if the tiers have all of it, or the C library will read it, and `;copy=` allows its length.
+    /// Returns whether a file of a plain folder with tiers is copied into memory rather than opened in place: if the tiers
+    /// have the whole file or the C library will read it (`whole`), and `;copy=` allows its length `len` in bytes.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
-        let is_there = || opened.files.kept_bytes(file) == len;
-        opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_there())
+        let is_in_tiers = || opened.files.kept_bytes(file) == len;
+        opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_in_tiers())
     }
 
+    /// Copies a file into `memory`, and seals it.
     fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
         let copied = copy(memory, opened, file);
         let len = copied.map_err(|error| {
-            if SAYS.swap(false, Ordering::Relaxed) {
-                own::say(&format!("{}: {}", self.setting.prefix.escape_ascii(), error.report()));
-            }
+            let prefix = self.setting.prefix.escape_ascii();
+            inside::say_once(&format!("{prefix}: {}", error.report()));
             errno_of(&error)
         })??;
         opened.files.counters().read(len);
@@ -134,7 +132,12 @@ impl Mount {
 
     /// A descriptor of the same file in another place: in the plain folder that is the data set, or otherwise in
     /// the FUSE mount. `None`: there is neither, or the file in the folder has changed.
-    fn elsewhere(&self, opened: &Opened, file: File, flags: c_int) -> Result<Option<c_int>, c_int> {
+    fn open_in_place(
+        &self,
+        opened: &Opened,
+        file: File,
+        flags: c_int,
+    ) -> Result<Option<c_int>, c_int> {
         let Some(place) = opened.folder.as_ref().or(self.setting.fuse.as_ref()) else {
             return Ok(None);
         };
@@ -143,9 +146,9 @@ impl Mount {
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
             opened.origin.opened();
-            let there = file_of(found.0);
+            let found = file_of(found.0);
             let listed = opened.files.listed(file);
-            if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &there)) {
+            if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &found)) {
                 return Ok(None);
             }
         }
@@ -187,11 +190,11 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
 /// with the same settings.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     let mounts = mounts::all();
-    if mounts.is_empty() || fd < 0 || own::is_inside() {
+    if mounts.is_empty() || fd < 0 || inside::is_inside() {
         return None;
     }
-    let before = own::errno();
-    let found = crate::long::identity(fd).or_else(|| {
+    let before = errno();
+    let found = crate::in_place::identity(fd).or_else(|| {
         let stat = stat_of(fd)?;
         // A memfd is a file without links; this check rules out nearly all other descriptors.
         if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -202,12 +205,12 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
         }
         let (hash, mount, inode) = name_of_memory(fd)?;
         let mount = mounts.get(mount).filter(|_| hash == mounts::settings_hash())?;
-        let node = own::inside(|| mount.opened()?.files.tree().node(inode).ok_or(libc::ENOENT));
+        let node = inside::run(|| mount.opened()?.files.tree().node(inode).ok_or(libc::ENOENT));
         let node = node.ok()?;
         note_node(fd, &stat, mount, node);
         Some((mount, node))
     });
-    own::set_errno(before);
+    set_errno(before);
     found
 }
 
@@ -223,211 +226,7 @@ fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
     Some((hash, mount, u64::from_str_radix(parts.next()?, 16).ok()?))
 }
 
-/// Reads the kernel's path of a descriptor into `name`; returns the path's length.
-pub(crate) fn name_of_descriptor(fd: c_int, name: &mut [u8]) -> Option<usize> {
-    let path = path_of(fd);
-    // SAFETY: the path ends with NUL, and the buffer has its length.
-    let len = called(unsafe {
-        libc::syscall(libc::SYS_readlink, path.as_ptr(), name.as_mut_ptr(), name.len())
-    });
-    len.ok().map(|len| len as usize).filter(|len| *len > 0)
-}
-
-/// `/proc/self/fd/N`, terminated by NUL. Allocates nothing.
-pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
-    let mut path = [0; 26];
-    let _ = write!(&mut path[..], "/proc/self/fd/{fd}"); // 14 bytes, and at most 11 more
-    path
-}
-
-/// Another descriptor of the file behind `fd`, with its own position.
-pub(crate) fn open_again(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
-    let path = path_of(fd);
-    let path = CStr::from_bytes_until_nul(&path).map_err(|_| libc::EIO)?;
-    own::open(path, flags)
-}
-
-/// A descriptor that is not yet given to the program, mostly of a memfd. Dropping it closes it.
-pub(crate) struct Memory(pub(crate) c_int);
-
-impl Memory {
-    /// An empty memfd.
-    pub(crate) fn new(name: &CStr, flags: c_int) -> Result<Memory, c_int> {
-        let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
-        let make = |flags: u32| {
-            let flags = flags | libc::MFD_ALLOW_SEALING | close_on_exec;
-            // SAFETY: the name ends with NUL.
-            called(unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) })
-        };
-        let no_exec = if NO_EXEC.load(Ordering::Relaxed) { libc::MFD_NOEXEC_SEAL } else { 0 };
-        let made = match make(no_exec) {
-            // A kernel before 6.3 does not know the flag.
-            Err(libc::EINVAL) if NO_EXEC.swap(false, Ordering::Relaxed) => make(0),
-            made => made,
-        };
-        made.map(|fd| Memory(fd as c_int)).inspect_err(|errno| {
-            if matches!(*errno, libc::EPERM | libc::ENOSYS) && SAYS.swap(false, Ordering::Relaxed) {
-                own::say("memfd_create is refused here (seccomp?), and files are such memory");
-            }
-        })
-    }
-
-    /// Opens an existing file for reading.
-    pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
-        own::open(path, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Memory)
-    }
-
-    /// Writes all of the file's content, and seals it.
-    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
-        write_at(self.0, bytes, 0)?;
-        self.seal()
-    }
-
-    /// Seals the file against any change.
-    fn seal(&self) -> Result<(), c_int> {
-        // Without F_SEAL_WRITE: with it, kernels before 6.7 refuse shared mappings, even read-only ones.
-        let seals =
-            libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-        // SAFETY: sealing touches no memory.
-        called(unsafe { libc::syscall(libc::SYS_fcntl, self.0, libc::F_ADD_SEALS, seals) })?;
-        Ok(())
-    }
-
-    /// Gives the descriptor to the caller.
-    pub(crate) fn into_fd(self) -> c_int {
-        let fd = self.0;
-        std::mem::forget(self);
-        fd
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        close(self.0);
-    }
-}
-
-/// A duplicate of a descriptor, above the low numbers that programs use. The program could close it and reuse the
-/// number, so the file's identity is stored too.
-pub(crate) struct Kept {
-    pub(crate) fd: c_int,
-    pub(crate) identity: (u64, u64),
-}
-
-impl Kept {
-    /// Duplicates `fd` to a number of `least` or more, or from half of the limit.
-    pub(crate) fn new(fd: c_int, least: usize) -> Option<Kept> {
-        let least = (own::most_descriptors() / 2).min(least) as c_long;
-        // SAFETY: the command touches no memory.
-        let fd = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) };
-        let fd = called(fd).ok()? as c_int;
-        Some(Kept { fd, identity: stat_of(fd).as_ref().map_or((0, 0), identity_of) })
-    }
-
-    /// Its number, while it is still the same file.
-    pub(crate) fn descriptor(&self) -> Option<c_int> {
-        let stat = stat_of(self.fd)?;
-        (identity_of(&stat) == self.identity).then_some(self.fd)
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.descriptor().into_iter().for_each(close);
-    }
-}
-
-/// Device and inode number.
-pub(crate) fn identity_of(stat: &libc::stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
-}
-
-/// The kernel's `stat` of a descriptor.
-pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
-    // SAFETY: a `stat` of zeroes is valid, and the kernel writes one.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        called(libc::syscall(libc::SYS_fstat, fd, &raw mut stat)).ok()?;
-        Some(stat)
-    }
-}
-
-/// The file behind an open descriptor; the descriptor stays open.
-pub(crate) fn file_of(fd: c_int) -> ManuallyDrop<std::fs::File> {
-    // SAFETY: the callers keep the descriptor open, and `ManuallyDrop` never closes it.
-    ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) })
-}
-
-/// Writes all of `bytes` at `at`, by a system call that no library can interpose. The descriptor's position
-/// stays at 0.
-fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
-    let mut written = 0;
-    while written < bytes.len() {
-        let rest = &bytes[written..];
-        let place = at as c_long + written as c_long;
-        // SAFETY: `rest` has its length.
-        let result = called(unsafe {
-            libc::syscall(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), place)
-        });
-        match result {
-            Ok(0) => return Err(libc::EIO),
-            Ok(len) => written += len as usize,
-            Err(libc::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
-}
-
-pub(crate) fn close(fd: c_int) {
-    // SAFETY: the call touches no memory. The callers pass a descriptor that only this library uses, or one that
-    // the program has asked to close.
-    unsafe { libc::syscall(libc::SYS_close, fd) };
-}
-
 /// Prefix of the names of memfds.
 const NAME: &str = "dlfs:";
 /// Files up to this length are copied into memory, unless they are of a plain folder without tiers.
 const IN_MEMORY_BYTES: u64 = 16 << 20;
-/// Cleared when the kernel turns out not to know MFD_NOEXEC_SEAL.
-static NO_EXEC: AtomicBool = AtomicBool::new(true);
-/// Cleared after the first report of a failed read or a refused memfd; later failures are not reported.
-static SAYS: AtomicBool = AtomicBool::new(true);
-
-#[derive(Clone, Copy)]
-struct Known {
-    fd: c_int,
-    inode: Inode,
-    mount: &'static Mount,
-    node: Node,
-}
-
-/// Device, inode number, and time of the last change.
-type Inode = (libc::dev_t, libc::ino_t, i64, i64);
-
-/// Slots by descriptor. Locks are only tried: a signal or a fork may have interrupted their holder.
-static KNOWN: [Mutex<Option<Known>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
-
-/// Notes the node behind `fd`; `stat` is the kernel's for `fd`.
-pub(crate) fn note_node(fd: c_int, stat: &libc::stat, mount: &'static Mount, node: Node) {
-    if let Some(Ok(mut slot)) = slot_of(fd).map(Mutex::try_lock) {
-        *slot = Some(Known { fd, inode: inode_of(stat), mount, node });
-    }
-}
-
-/// The mount and the node behind `fd`, if they were noted. `stat` is the kernel's for `fd`.
-fn find_node(fd: c_int, stat: &libc::stat) -> Option<(&'static Mount, Node)> {
-    let slot = slot_of(fd)?.try_lock().ok()?;
-    let known = slot.filter(|known| known.fd == fd && known.inode == inode_of(stat))?;
-    Some((known.mount, known.node))
-}
-
-fn slot_of(fd: c_int) -> Option<&'static Mutex<Option<Known>>> {
-    usize::try_from(fd).ok().map(|fd| &KNOWN[fd % SLOTS])
-}
-
-fn inode_of(stat: &libc::stat) -> Inode {
-    (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec)
-}
-
-const SLOTS: usize = 256;

@@ -5,13 +5,13 @@
 //! answered from a data set; every other path is passed on to the C library. Opening a file gives a *real
 //! descriptor*: a sealed memfd with the verified bytes of the whole file. So the kernel itself handles
 //! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` correctly. Some files are opened in place
-//! instead: those of a plain folder without tiers; and, if they are long, those of a plain folder with tiers,
-//! and those that a FUSE mount of the data set shows. For long files of a folder with tiers, `read` and `pread`
-//! go through the tiers (`long.rs`), and calls that are not interposed read the file itself.
+//! instead: all files of a plain folder without tiers, and long files of a plain folder with tiers or of a FUSE mount of
+//! the data set. For long files of a folder with tiers, `read` and `pread` go through the tiers (`in_place.rs`), and calls
+//! that are not interposed read the file itself.
 //!
 //! # What it is not
-//! It sees calls of programs and libraries to the C library. It does not see the C library's own calls
-//! (`nftw`, `glob`), raw system calls, static binaries, or Go. It writes nothing: calls that write get EROFS.
+//! It sees calls of programs and libraries to the C library. It does not see calls within the C library
+//! (`nftw`, `glob`), raw system calls, static binaries, or Go. It writes nothing: calls that write fail with EROFS.
 //!
 //! # Invariants
 //! - After the settings are read, nothing allocates, waits for a lock, connects or starts a thread until a path
@@ -20,22 +20,29 @@
 //!   that name through `dup`, `fork`, `exec` and `SCM_RIGHTS`. A folder's descriptor is a memfd too, opened with
 //!   `O_PATH`: functions that are not interposed fail on it and read nothing. Only files opened in place are in
 //!   a table of the process.
-//! - The library does not answer its own calls: a thread marks when it is inside the library, and the
-//!   library's own threads are known by their names.
+//! - The library does not answer calls that it makes itself: a thread marks when it is inside the library
+//!   (`inside.rs`), and the library's threads are known by their names.
 //!
 //! # Safety
 //! Each function relies on its caller for the obligations of the C library's function of that name: strings
 //! end with NUL, and buffers have the lengths that are passed or that their types have.
 //!
-//! Read `paths.rs` first, then `files.rs`, and one of `calls/`.
+//! Read `paths.rs` first, then `mounts.rs`, `files.rs`, and one of `calls/`.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: it replaces functions of C
 
+mod ahead;
 mod calls;
 mod files;
-mod long;
+mod in_place;
+mod inside;
+mod known;
+mod memfd;
 mod mounts;
-mod own;
 mod paths;
+mod real;
+mod report;
+mod settings;
+mod syscalls;
 
 use std::sync::atomic::Ordering;
 
@@ -49,7 +56,7 @@ compile_error!(
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = {
     extern "C" fn start() {
-        own::RESOLVED.store(true, Ordering::Release);
+        real::RESOLVED.store(true, Ordering::Release);
         mounts::start();
     }
     start
@@ -60,7 +67,7 @@ static START: extern "C" fn() = {
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = {
     extern "C" fn end() {
-        mounts::write_report();
+        report::write_report();
         mounts::flush();
     }
     end

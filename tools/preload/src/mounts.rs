@@ -1,44 +1,24 @@
-//! The mounts: their settings, from the environment, which are read once, before `main`; their data sets, open from
-//! their first use on; their files that are read ahead; and the report on the program's reads below them, written at
-//! the program's end to the file in `DLFS_REPORT`.
+//! The mounts: made from the settings once, before `main`. A mount opens its data set at the first use, and the data set
+//! stays open.
 
-use std::ffi::{CStr, CString, OsStr, c_int};
+use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr::null_mut;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
 
 use dlfs::address::Address;
-use dlfs::cache::{Cache, TierOptions, TierSpec};
-use dlfs::dataset::{
-    Ahead, AheadStats, Dataset, EpochCounts, FileCounters, FileCounts, Files, OnError, OpenOptions,
-    Options, OrderFile, Place, Query,
-};
-use dlfs::posix::{File, Node};
-use dlfs::process::{Forked, mark_ours};
-use dlfs::qpair::folder::FolderStats;
-use dlfs::units::{Epoch, parse_size};
+use dlfs::cache::{Cache, TierOptions};
+use dlfs::dataset::{Dataset, FileCounters, Files, OnError, OpenOptions, Options, Query};
+use dlfs::process::Forked;
 use dlfs::{Error, ErrorKind};
 
-use crate::files::{self, Kept, Memory};
-use crate::own::{self, most_descriptors};
+use crate::ahead::FilesAhead;
+use crate::inside;
 use crate::paths;
-
-/// The mount point of one data set, and its options.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Setting {
-    /// An absolute path without a trailing slash, as `normalise` returns it.
-    pub(crate) prefix: Vec<u8>,
-    addresses: Vec<Address>,
-    pub(crate) tiers: Vec<TierSpec>,
-    /// The longest file that is copied into memory.
-    pub(crate) copy_bytes: u64,
-    /// The FUSE mount of the same data set, where files above 16 MiB are opened.
-    pub(crate) fuse: Option<PathBuf>,
-    /// The file with the order that the program reads in.
-    pub(crate) order: Option<PathBuf>,
-}
+use crate::report;
+use crate::settings::{Setting, has_more_rights_than_its_caller, parse, variable};
 
 /// Reads the environment. `DLFS_ORDER` is the order of the first mount, unless that has `;order=`. An error in
 /// `DLFS_MOUNTS` is reported in one line, and the program then runs without this library.
@@ -55,195 +35,20 @@ pub(crate) fn start() {
             let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
             });
-            start_report(variable(c"DLFS_REPORT"));
+            report::set_destination(variable(c"DLFS_REPORT"));
             SETTINGS.store(hash as u32, Ordering::Relaxed);
             let mounts = settings.into_iter().map(Mount::new).collect::<Vec<_>>();
             MOUNTS.store(Box::into_raw(Box::new(mounts)), Ordering::Release);
             paths::learn_working_folder();
         }
-        Err(why) => own::say(&format!("DLFS_MOUNTS is not used: {why}")),
+        Err(why) => inside::say(&format!("DLFS_MOUNTS is not used: {why}")),
     }
-}
-
-/// Returns whether this program has rights that its caller lacks, as set-uid programs have. The environment is
-/// the caller's, and is then not trusted.
-fn has_more_rights_than_its_caller() -> bool {
-    // SAFETY: it only reads what the kernel gave this process.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends with NUL; before `main`, no other thread changes the environment.
-    let value = unsafe { libc::getenv(name.as_ptr()) };
-    // SAFETY: the value is NULL, or a string that is valid until the environment changes.
-    let value = (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())?;
-    // A copy, since the program may change its environment.
-    (!value.is_empty()).then(|| &*value.to_vec().leak())
-}
-
-/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER][;order=FILE]`, several settings separated by spaces.
-/// In a value, a space, `=`, `;` or `%` is written as `%20`, `%3D`, `%3B` or `%25`.
-fn parse(text: &[u8]) -> Result<Vec<Setting>, String> {
-    let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
-    let mut settings: Vec<Setting> = Vec::new();
-    for mount in text.split_ascii_whitespace() {
-        let setting = parse_one(mount).map_err(|why| format!("{mount}: {why}"))?;
-        let inside = |one: &Setting, other: &Setting| {
-            let rest = one.prefix.strip_prefix(&other.prefix[..]);
-            rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
-        };
-        if settings.iter().any(|known| inside(&setting, known) || inside(known, &setting)) {
-            return Err(format!("{mount}: its folder is another one's, or is inside of it"));
-        }
-        settings.push(setting);
-    }
-    Ok(settings)
-}
-
-fn parse_one(mount: &str) -> Result<Setting, String> {
-    let (prefix, rest) = mount.split_once('=').ok_or("write FOLDER=ADDRESS")?;
-    if !prefix.starts_with('/') {
-        return Err("its folder is not an absolute path".to_owned());
-    }
-    let prefix = paths::normalise(whole(prefix).as_bytes());
-    if prefix == b"/" {
-        return Err("the whole file system cannot be one".to_owned());
-    }
-    let mut parts = rest.split(';');
-    // `%25` stays: an address decodes it itself.
-    let addresses = Address::parse_list(&unescaped(parts.next().unwrap_or_default()));
-    let addresses = addresses.map_err(|error| error.to_string())?;
-    let mut tiers = Vec::new();
-    let mut copy_bytes = COPY_BYTES;
-    let mut fuse = None;
-    let mut order = None;
-    for option in parts {
-        match option.split_once('=') {
-            Some(("tier", tier)) => {
-                tiers.push(whole(tier).parse().map_err(|why| format!("{why}"))?)
-            }
-            Some(("copy", size)) => copy_bytes = parse_size(size).map_err(|why| why.to_string())?,
-            Some(("fuse", folder)) => fuse = Some(whole(folder).into()),
-            Some(("order", file)) => order = Some(whole(file).into()),
-            _ => return Err(format!("{option} is none of tier=, copy=, fuse= and order=")),
-        }
-    }
-    Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse, order })
-}
-
-/// Decodes the escapes of separators only, not that of `%`.
-fn unescaped(text: &str) -> String {
-    let escapes = [("%20", " "), ("%09", "\t"), ("%0A", "\n"), ("%0a", "\n")];
-    let more = [("%3D", "="), ("%3d", "="), ("%3B", ";"), ("%3b", ";")];
-    let all = escapes.iter().chain(&more);
-    all.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
-}
-
-/// Decodes all escapes.
-fn whole(text: &str) -> String {
-    unescaped(text).replace("%25", "%")
-}
-
-/// Default length of the longest file that is copied into memory.
-const COPY_BYTES: u64 = 1 << 30;
-
-/// The destination of the report: `-` is stderr, other names are files that it is appended to.
-static PLACE: OnceLock<CString> = OnceLock::new();
-
-/// Stores the value of `DLFS_REPORT`.
-fn start_report(place: Option<&[u8]>) {
-    if let Some(place) = place.and_then(|place| CString::new(place).ok()) {
-        let _ = PLACE.set(place); // the settings are read once
-    }
-}
-
-/// For each mount in use, writes a line of totals, then lines about readahead, epochs, and the places that bytes
-/// came from.
-pub(crate) fn write_report() {
-    let Some(place) = PLACE.get() else { return };
-    let text = own::inside(|| Ok(all().iter().map(lines).collect::<String>()));
-    let text = text.unwrap_or_default();
-    if text.is_empty() {
-        return;
-    }
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
-    let fd = if place.as_bytes() == b"-" { Ok(2) } else { own::open(place, flags) };
-    // If the file cannot be opened, the write fails and is ignored: the program is ending.
-    own::write(fd.unwrap_or(-1), &text);
-}
-
-fn lines(mount: &Mount) -> String {
-    let counters = &mount.counters;
-    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let so_far = mount.if_opened().map(|opened| opened.files.counters().so_far());
-    let FileCounts { opens, reads, bytes } = so_far.unwrap_or_default();
-    let stats = load(&counters.stats);
-    let folders = load(&counters.folders);
-    if opens + stats + folders == 0 {
-        return String::new();
-    }
-    let mut lines = vec![format!(
-        "opens {opens}, reads {reads}, bytes {bytes}, stats {stats}, folders {folders}"
-    )];
-    if let Some(opened) = mount.if_opened() {
-        lines.extend(opened.ahead.get().and_then(Option::as_ref).map(ahead));
-        lines.extend(opened.files.epochs_so_far().into_iter().map(epoch));
-        lines.extend(places(opened));
-    }
-    let begin = format!("dlfs {} {}", std::process::id(), mount.setting.prefix.escape_ascii());
-    lines.iter().map(|line| format!("{begin}: {line}\n")).collect()
-}
-
-fn ahead(ahead: &Ahead<Held>) -> String {
-    let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
-    let ended = ahead.ended().map_or(String::new(), |why| format!(", ended: {why}"));
-    format!(
-        "read ahead: samples {samples}, bytes {bytes}, hits {hits}, misses {misses}, unused {unused}{ended}"
-    )
-}
-
-fn epoch(counts: EpochCounts) -> String {
-    let EpochCounts { epoch, files: FileCounts { opens, reads, bytes }, places } = counts;
-    let from = places.iter().map(|place| {
-        format!("; from {}: reads {}, bytes {}", name_of(place), place.reads, place.bytes)
-    });
-    let from: String = from.collect();
-    format!("epoch {epoch}: opens {opens}, reads {reads}, bytes {bytes}{from}")
-}
-
-/// A line for each place, and one more for a plain folder.
-fn places(opened: &Opened) -> Vec<String> {
-    let dataset = opened.files.dataset();
-    let tiers = dataset.image().tiers().map(|tiers| tiers.stats().tiers);
-    let places = dataset.places().into_iter().flat_map(|places| places.places);
-    let mut lines = Vec::new();
-    for (number, place) in places.enumerate() {
-        // The first places are the tiers, in the same order: only tiers count opens.
-        let opens = tiers.as_ref().and_then(|tiers| tiers.get(number)).map(|tier| tier.opens);
-        let opens = opens.map_or(String::new(), |opens| format!(", opens {opens}"));
-        let Place { reads, bytes, .. } = place;
-        lines.push(format!("from {}: reads {reads}, bytes {bytes}{opens}", name_of(&place)));
-    }
-    if let Some(folder) = dataset.image().folder() {
-        let FolderStats { opens, reads, bytes } = folder.stats();
-        let ours = opened.origin.so_far();
-        lines.push(format!(
-            "at the origin: opens {}, reads {}, bytes {}",
-            opens + ours.opens,
-            reads + ours.reads,
-            bytes + ours.bytes
-        ));
-    }
-    lines
-}
-
-fn name_of(place: &Place) -> &str {
-    if place.name.is_empty() { "origin" } else { &place.name }
 }
 
 /// One prefix, and the data set below it.
 pub(crate) struct Mount {
     pub(crate) setting: Setting,
+    /// The open data set, which is never dropped; NULL before it is open.
     opened: AtomicPtr<Opened>,
     /// Set when opening begins: from then on the library may have descriptors.
     in_use: AtomicBool,
@@ -261,7 +66,7 @@ pub(crate) struct Opened {
     /// Counters of the files that the kernel opened and read in the plain folder for the program.
     pub(crate) origin: FileCounters,
     /// Readahead, which begins at the first opened file; `None` if it failed.
-    ahead: Forked<Option<Ahead<Held>>>,
+    pub(crate) ahead: Forked<Option<FilesAhead>>,
     /// The bytes that the data set uses on its namespaces, for `statfs`.
     pub(crate) len_bytes: u64,
 }
@@ -275,7 +80,9 @@ pub(crate) struct Counters {
     pub(crate) folders: AtomicU64,
 }
 
+/// All mounts, which are never dropped; NULL before the settings are read.
 static MOUNTS: AtomicPtr<Vec<Mount>> = AtomicPtr::new(null_mut());
+/// A hash of the settings.
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
 /// All mounts; empty before the settings are read.
@@ -293,7 +100,7 @@ pub(crate) fn settings_hash() -> u32 {
 /// Writes the tiers' pending data, since the data sets are never dropped.
 pub(crate) fn flush() {
     let tiers = |opened: &'static Opened| opened.files.dataset().image().tiers();
-    let flushed = own::inside(|| {
+    let flushed = inside::run(|| {
         all().iter().filter_map(|mount| tiers(mount.if_opened()?)).for_each(Cache::flush);
         Ok(())
     });
@@ -334,7 +141,7 @@ impl Mount {
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The data set; opens it if it is not open yet. The caller is [inside](own::inside).
+    /// The data set; opens it if it is not open yet. The caller is [inside](inside::run).
     pub(crate) fn opened(&self) -> Result<&'static Opened, c_int> {
         if let Some(opened) = self.if_opened() {
             return Ok(opened);
@@ -345,14 +152,14 @@ impl Mount {
             return Ok(opened);
         }
         self.in_use.store(true, Ordering::Release);
-        match own::above_low_numbers(|| self.open()) {
+        match inside::above_low_numbers(|| self.open()) {
             Ok(opened) => {
                 self.opened.store(Box::into_raw(Box::new(opened)), Ordering::Release);
                 self.if_opened().ok_or(libc::EIO)
             }
             Err(error) => {
                 if !std::mem::replace(&mut *has_failed, true) {
-                    own::say(&format!(
+                    inside::say(&format!(
                         "{}: {}",
                         self.setting.prefix.escape_ascii(),
                         error.report()
@@ -363,6 +170,7 @@ impl Mount {
         }
     }
 
+    /// Opens the data set.
     fn open(&self) -> dlfs::Result<Opened> {
         let tiers = TierOptions { tiers: self.setting.tiers.clone(), ..TierOptions::default() };
         let open = OpenOptions { tiers, ..OpenOptions::default() };
@@ -411,83 +219,3 @@ pub(crate) fn errno_of(error: &Error) -> c_int {
         _ => libc::EIO,
     }
 }
-
-/// The files of one sample.
-type Held = Arc<[Waiting]>;
-
-/// A memfd that waits.
-pub(crate) struct Waiting {
-    memory: Kept,
-    len: u64,
-    /// Epoch of the file in the order.
-    epoch: Epoch,
-}
-
-impl Mount {
-    /// Opens a file that was read ahead, counts it, and returns a new descriptor. The first call starts readahead.
-    pub(crate) fn read_ahead(
-        &'static self,
-        opened: &'static Opened,
-        file: File,
-        flags: c_int,
-    ) -> Option<c_int> {
-        let order = self.setting.order.as_ref()?;
-        let ahead = opened.ahead.get_or_init(|| {
-            let order = OrderFile::load(order);
-            let begun = order.and_then(|order| {
-                let most = (most_descriptors() / 4).min(MOST_HELD);
-                Ahead::start(opened.files.dataset(), &order, most, move |batch, index| {
-                    let id = batch.id(index);
-                    let fields = opened.files.tree().directory().fields().len().max(1);
-                    let files = (0..fields).map(|field| File { id, field: field as u16 });
-                    files.map(|file| self.hold(opened, batch, index, file)).collect()
-                })
-            });
-            begun
-                .inspect_err(|error| {
-                    let prefix = self.setting.prefix.escape_ascii();
-                    own::say(&format!("{prefix}: nothing is read ahead: {}", error.report()));
-                })
-                .ok()
-        });
-        let held = ahead.as_ref()?.take(file.id)?;
-        let waiting = held.get(usize::from(file.field))?;
-        let (fd, stat) = waiting.open(flags)?;
-        files::note_node(fd, &stat, self, Node::File(file));
-        opened.files.opened(file, Some(waiting.epoch));
-        opened.files.counters().read(waiting.len);
-        Some(fd)
-    }
-
-    fn hold(
-        &self,
-        opened: &Opened,
-        batch: &dlfs::reader::Batch,
-        index: usize,
-        file: File,
-    ) -> Option<Waiting> {
-        let bytes = opened.files.bytes(batch, index, file).ok()?;
-        let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
-        memory.fill(&bytes).ok()?;
-        let memory = Kept::new(memory.0, MOST_HELD)?;
-        mark_ours(&memory.fd);
-        Some(Waiting { memory, len: bytes.len() as u64, epoch: batch.epoch() })
-    }
-}
-
-impl Waiting {
-    /// A new descriptor for the program, with its own position.
-    fn open(&self, flags: c_int) -> Option<(c_int, libc::stat)> {
-        let Kept { fd, identity } = self.memory;
-        let fd = files::open_again(fd, libc::O_RDONLY | flags & libc::O_CLOEXEC).ok()?;
-        let stat = files::stat_of(fd).filter(|stat| files::identity_of(stat) == identity);
-        if stat.is_none() {
-            files::close(fd); // the program has closed ours and reused its number
-        }
-        Some((fd, stat?))
-    }
-}
-
-/// The most samples that wait; also at most a quarter of the limit of descriptors, but at least one batch. A
-/// sample takes a descriptor for each of its files.
-const MOST_HELD: usize = 2048;

@@ -2,42 +2,44 @@
 //! it is relative to a folder's descriptor.
 
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use crate::files;
+use crate::inside;
 use crate::mounts::{self, Mount};
-use crate::own;
+use crate::syscalls;
 
 /// A path below a mount.
-pub(crate) struct Place {
+pub(crate) struct MountedPath {
     pub(crate) mount: &'static Mount,
     /// Path relative to the mount's top folder.
     pub(crate) path: Vec<u8>,
 }
 
-/// The place of `path`, if it is below a mount, and if the library itself does not call. A relative path starts
-/// at the descriptor `folder`.
+/// Finds the mount of `path`. `None`: the path is below no mount, or the library itself makes the call. A relative path
+/// starts at the folder's descriptor `folder`, or at the working directory if that is AT_FDCWD.
 #[inline]
-pub(crate) fn place(folder: c_int, path: &CStr) -> Option<Place> {
+pub(crate) fn mounted(folder: c_int, path: &CStr) -> Option<MountedPath> {
     let mounts = mounts::all();
     if mounts.is_empty() {
         return None;
     }
     let path = path.to_bytes();
-    let place = match path.first() {
+    let mounted = match path.first() {
         Some(b'/') => absolute(mounts, path)?,
         None => return None,
         Some(_) if folder == libc::AT_FDCWD => relative(path)?,
         Some(_) => below(folder, path)?,
     };
-    (!own::is_inside()).then_some(place)
+    (!inside::is_inside()).then_some(mounted)
 }
 
-fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<Place> {
+/// Finds the mount of an absolute path.
+fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<MountedPath> {
     if let Some((mount, rest)) = mounts.iter().find_map(|mount| Some((mount, mount.below(path)?)))
         && !leaves(rest)
     {
-        return Some(Place { mount, path: rest.to_vec() });
+        return Some(MountedPath { mount, path: rest.to_vec() });
     }
     // Paths such as `//data` and `/x/../data` are rare; only these are examined component by component.
     let mut last = 0;
@@ -49,9 +51,10 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<Place> {
     if is_odd && path.len() <= MOST_BYTES { odd(path) } else { None }
 }
 
-/// Follows the path like the kernel, but no links: when it reaches a mount, the rest is below that mount.
+/// As [`absolute`], for a path with `//`, `.` or `..`. Follows the path component by component like the kernel, except
+/// links; where this reaches a mount, the rest of the path is below the mount.
 #[cold]
-fn odd(path: &[u8]) -> Option<Place> {
+fn odd(path: &[u8]) -> Option<MountedPath> {
     // On the stack, since most such paths are below no mount.
     let mut plain = [0; MOST_BYTES + 1];
     let mut len = 0;
@@ -59,12 +62,12 @@ fn odd(path: &[u8]) -> Option<Place> {
     for component in path.split(|byte| *byte == b'/') {
         end += component.len() + 1; // past the component and its slash
         len = step(&mut plain, len, component);
-        let here = mounts::all().iter().find(|mount| mount.setting.prefix == plain[..len]);
+        let reached = mounts::all().iter().find(|mount| mount.setting.prefix == plain[..len]);
         let rest = path.get(end - 1..).unwrap_or_default();
-        if let Some(mount) = here
+        if let Some(mount) = reached
             && !leaves(rest)
         {
-            return Some(Place { mount, path: rest.to_vec() });
+            return Some(MountedPath { mount, path: rest.to_vec() });
         }
     }
     None
@@ -84,21 +87,23 @@ fn leaves(rest: &[u8]) -> bool {
 }
 
 /// The last known working directory; paths relative to it are joined on the stack.
-static WORKING: Working = Working {
+static WORKING: WorkingFolder = WorkingFolder {
     len: AtomicUsize::new(0),
-    bytes: [const { std::sync::atomic::AtomicU8::new(0) }; MOST_BYTES],
+    bytes: [const { AtomicU8::new(0) }; MOST_BYTES],
     is_near: AtomicBool::new(false),
 };
 
-struct Working {
-    /// 0: not known.
+struct WorkingFolder {
+    /// Length of the path in bytes; 0: the path is not known, or is changing.
     len: AtomicUsize,
-    bytes: [std::sync::atomic::AtomicU8; MOST_BYTES],
+    /// The path.
+    bytes: [AtomicU8; MOST_BYTES],
     /// Set if a path without `..` can lead from the working directory to a mount.
     is_near: AtomicBool,
 }
 
-fn relative(path: &[u8]) -> Option<Place> {
+/// Finds the mount of a path relative to the working directory.
+fn relative(path: &[u8]) -> Option<MountedPath> {
     if !has_parent(path) && !WORKING.is_near.load(Ordering::Relaxed) {
         return None;
     }
@@ -114,8 +119,8 @@ fn has_parent(path: &[u8]) -> bool {
     path.starts_with(b"..") || path.windows(3).any(|three| three == b"/..")
 }
 
-/// The place of a path relative to a folder, whose path is the first `len` bytes of `whole`; 0: it is unknown.
-fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Place> {
+/// Finds the mount of a path relative to a folder, whose path is the first `len` bytes of `whole`; 0: it is unknown.
+fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<MountedPath> {
     let end = len + 1 + path.len();
     if len == 0 || end > MOST_BYTES {
         return None;
@@ -125,7 +130,7 @@ fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Place
     odd(&whole[..end])
 }
 
-/// Asks the kernel for the working directory, and stores it.
+/// Asks the kernel for the working directory, and remembers it.
 pub(crate) fn learn_working_folder() {
     let mut path = [0u8; MOST_BYTES];
     // SAFETY: the buffer has this length.
@@ -142,16 +147,16 @@ pub(crate) fn learn_working_folder() {
     WORKING.len.store(len, Ordering::Release);
 }
 
-/// The place of a path relative to a folder's descriptor: the folder is ours, or above a mount.
-fn below(folder: c_int, path: &[u8]) -> Option<Place> {
+/// Finds the mount of a path relative to a folder's descriptor. The folder is below the mount, or contains it.
+fn below(folder: c_int, path: &[u8]) -> Option<MountedPath> {
     if let Some((mount, node)) = files::identity(folder) {
         // If the descriptor is a file's, resolving the path reports ENOTDIR.
         let above =
-            own::inside(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
-        return Some(Place { mount, path: [&above[..], b"/", path].concat() });
+            inside::run(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
+        return Some(MountedPath { mount, path: [&above[..], b"/", path].concat() });
     }
-    // Asking for the folder's path costs a system call. So do it only if the first component occurs in a mount's
-    // path, or if `..` leads upwards. A path below a real folder that a mount hides is not recognised.
+    // Asking for the folder's path costs a system call. So ask only if the first component occurs in a mount's
+    // path, or if a component is `..`. A path below a real folder that a mount hides is not recognised.
     let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
     let leads =
         |mount: &Mount| mount.setting.prefix.split(|byte| *byte == b'/').any(|part| part == first);
@@ -159,11 +164,11 @@ fn below(folder: c_int, path: &[u8]) -> Option<Place> {
         return None;
     }
     let mut whole = [0; MOST_BYTES];
-    let len = files::name_of_descriptor(folder, &mut whole)?;
+    let len = syscalls::name_of_descriptor(folder, &mut whole)?;
     if whole[0] == b'/' { joined(&mut whole, len, path) } else { None }
 }
 
-/// The path with `//`, `.` and `..` resolved, and without a trailing slash.
+/// Resolves `//`, `.` and `..` in a path, and removes trailing slashes.
 pub(crate) fn normalise(path: &[u8]) -> Vec<u8> {
     let mut plain = vec![0; path.len() + 1];
     let len = path.split(|byte| *byte == b'/').fold(0, |len, part| step(&mut plain, len, part));

@@ -9,14 +9,15 @@ use dlfs::posix::{Attributes, Node};
 
 use super::{Text, returned, text};
 use crate::files;
+use crate::inside;
 use crate::mounts::{Mount, Opened, errno_of};
-use crate::own::{self, Stat, StatFs, StatVfs, Statx};
-use crate::paths::{self, Place};
+use crate::paths::{self, MountedPath};
+use crate::real::{Stat, StatFs, StatVfs, Statx};
 
-/// The subject of the call: a place below a mount, or the node behind a descriptor.
+/// The subject of a call: a path below a mount, or the node behind a descriptor.
 enum Subject {
-    Place(Place),
-    Known(&'static Mount, Node),
+    Path(MountedPath),
+    Node(&'static Mount, Node),
 }
 
 impl Subject {
@@ -26,37 +27,41 @@ impl Subject {
         if flags & AT_EMPTY_PATH != 0 && path.is_none_or(CStr::is_empty) {
             Subject::of_descriptor(folder)
         } else {
-            paths::place(folder, path?).map(Subject::Place)
+            paths::mounted(folder, path?).map(Subject::Path)
         }
     }
 
+    /// The subject of a descriptor of this library.
     fn of_descriptor(fd: c_int) -> Option<Subject> {
-        files::identity(fd).map(|(mount, node)| Subject::Known(mount, node))
+        files::identity(fd).map(|(mount, node)| Subject::Node(mount, node))
     }
 
+    /// The mount, its data set and the node.
     fn node(&self) -> Result<(&'static Mount, &'static Opened, Node), c_int> {
         match self {
-            Subject::Place(place) => place.node().map(|(opened, node)| (place.mount, opened, node)),
-            Subject::Known(mount, node) => Ok((mount, mount.opened()?, *node)),
+            Subject::Path(mounted) => {
+                mounted.node().map(|(opened, node)| (mounted.mount, opened, node))
+            }
+            Subject::Node(mount, node) => Ok((mount, mount.opened()?, *node)),
         }
     }
 
-    /// Calls `work` with the node, and `put` with the result of `work`, to write it for the caller.
-    fn tell<T>(
+    /// Answers the call: gets the attributes by `read`, and writes them for the caller by `put`.
+    fn answer<T>(
         &self,
-        work: impl FnOnce(&Mount, &Opened, Node) -> Result<T, c_int>,
+        read: impl FnOnce(&Mount, &Opened, Node) -> Result<T, c_int>,
         put: impl FnOnce(T),
     ) -> c_int {
-        returned(own::inside(|| {
+        returned(inside::run(|| {
             let (mount, opened, node) = self.node()?;
-            put(work(mount, opened, node)?);
+            put(read(mount, opened, node)?);
             Ok(0)
         }))
     }
 
     /// As `access`: every node may be read, none written, and only folders may be entered.
     fn access(&self, mode: c_int) -> c_int {
-        returned(own::inside(|| match self.node()?.2 {
+        returned(inside::run(|| match self.node()?.2 {
             _ if mode & libc::W_OK != 0 => Err(libc::EROFS),
             Node::File(_) if mode & libc::X_OK != 0 => Err(libc::EACCES),
             _ => Ok(0),
@@ -64,7 +69,7 @@ impl Subject {
     }
 
     fn xattr(&self, name: &CStr) -> Result<Vec<u8>, c_int> {
-        own::inside(|| {
+        inside::run(|| {
             let (_, opened, node) = self.node()?;
             let value = opened.files.xattr(node, name.to_bytes()).ok_or(libc::ENODATA)?;
             Ok(value.into_bytes())
@@ -72,22 +77,22 @@ impl Subject {
     }
 
     fn xattr_names(&self) -> Result<Vec<u8>, c_int> {
-        own::inside(|| {
+        inside::run(|| {
             let (_, opened, node) = self.node()?;
             Ok(opened.files.xattr_names(node))
         })
     }
 }
 
-/// Functions that answer about what a data set has at the place of a path or descriptor, and call the real ones about
-/// others.
+/// Functions that answer about paths and descriptors of mounts, and call the C library's functions for others. Each entry:
+/// names and arguments, the subject if there is one, and the answer.
 macro_rules! answers {
     ($($($name:ident)|+ ($($argument:ident: $kind:ty),*) -> $result:ty,
-        $subject:expr, $its:ident => $answer:expr;)*) => {$(
+        $subject:expr, $bound:ident => $answer:expr;)*) => {$(
         instead! {
             fn $($name)|+ ($($argument: $kind),*) -> $result {
                 match $subject {
-                    Some($its) => $answer,
+                    Some($bound) => $answer,
                     None => real($($argument),*),
                 }
             }
@@ -97,39 +102,39 @@ macro_rules! answers {
 
 answers! {
     stat | stat64 | lstat | lstat64(path: Text, out: *mut Stat) -> c_int,
-        at(path), its => its.tell(Full::of, |full| out.write(full.stat()));
+        at(path), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
     __xstat | __xstat64 | __lxstat | __lxstat64(version: c_int, path: Text, out: *mut Stat) -> c_int,
-        at(path), its => its.tell(Full::of, |full| out.write(full.stat()));
+        at(path), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
     fstat | fstat64(fd: c_int, out: *mut Stat) -> c_int,
-        Subject::of_descriptor(fd), its => its.tell(Full::of, |full| out.write(full.stat()));
+        Subject::of_descriptor(fd), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
     __fxstat | __fxstat64(version: c_int, fd: c_int, out: *mut Stat) -> c_int,
-        Subject::of_descriptor(fd), its => its.tell(Full::of, |full| out.write(full.stat()));
+        Subject::of_descriptor(fd), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
     fstatat | fstatat64(folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), its => its.tell(Full::of, |full| out.write(full.stat()));
+        Subject::of(folder, text(path), flags), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
     __fxstatat | __fxstatat64(version: c_int, folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), its => its.tell(Full::of, |full| out.write(full.stat()));
+        Subject::of(folder, text(path), flags), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
     statx(folder: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut Statx) -> c_int,
-        Subject::of(folder, text(path), flags), its => its.tell(Full::of, |full| out.write(full.statx()));
+        Subject::of(folder, text(path), flags), subject => subject.answer(FullAttributes::of, |full| out.write(full.statx()));
     faccessat(folder: c_int, path: Text, mode: c_int, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), its => its.access(mode);
+        Subject::of(folder, text(path), flags), subject => subject.access(mode);
     access | eaccess | euidaccess(path: Text, mode: c_int) -> c_int,
-        at(path), its => its.access(mode);
+        at(path), subject => subject.access(mode);
     statfs | statfs64(path: Text, out: *mut StatFs) -> c_int,
-        at(path), its => its.tell(statfs_of, |stat| out.write(stat));
+        at(path), subject => subject.answer(statfs_of, |stat| out.write(stat));
     fstatfs | fstatfs64(fd: c_int, out: *mut StatFs) -> c_int,
-        Subject::of_descriptor(fd), its => its.tell(statfs_of, |stat| out.write(stat));
+        Subject::of_descriptor(fd), subject => subject.answer(statfs_of, |stat| out.write(stat));
     statvfs | statvfs64(path: Text, out: *mut StatVfs) -> c_int,
-        at(path), its => its.tell(statvfs_of, |stat| out.write(stat));
+        at(path), subject => subject.answer(statvfs_of, |stat| out.write(stat));
     fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int,
-        Subject::of_descriptor(fd), its => its.tell(statvfs_of, |stat| out.write(stat));
+        Subject::of_descriptor(fd), subject => subject.answer(statvfs_of, |stat| out.write(stat));
     getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
-        at(path), its => put(its.xattr(CStr::from_ptr(name)), out, len);
+        at(path), subject => put(subject.xattr(CStr::from_ptr(name)), out, len);
     fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
-        Subject::of_descriptor(fd), its => put(its.xattr(CStr::from_ptr(name)), out, len);
+        Subject::of_descriptor(fd), subject => put(subject.xattr(CStr::from_ptr(name)), out, len);
     listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t,
-        at(path), its => put(its.xattr_names(), out.cast(), len);
+        at(path), subject => put(subject.xattr_names(), out.cast(), len);
     flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t,
-        Subject::of_descriptor(fd), its => put(its.xattr_names(), out.cast(), len);
+        Subject::of_descriptor(fd), subject => put(subject.xattr_names(), out.cast(), len);
 }
 
 /// The subject of a path that, if it is relative, starts at the working directory.
@@ -159,8 +164,8 @@ unsafe fn put(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> s
     }))
 }
 
-/// The attributes of a node, and what the file tree does not know: device and owner.
-pub(crate) struct Full {
+/// The attributes of a node, and those that the file tree does not know: device and owner.
+pub(crate) struct FullAttributes {
     attributes: Attributes,
     device: libc::dev_t,
     owner: libc::uid_t,
@@ -172,15 +177,15 @@ fn device(mount: &Mount) -> libc::dev_t {
     libc::makedev(MAJOR, mount.index() as u32 + 1)
 }
 
-impl Full {
-    /// The attributes of `node`. The caller is [inside](crate::own::inside).
-    pub(crate) fn of(mount: &Mount, opened: &Opened, node: Node) -> Result<Full, c_int> {
+impl FullAttributes {
+    /// The attributes of `node`. The caller is [inside](crate::inside::run).
+    pub(crate) fn of(mount: &Mount, opened: &Opened, node: Node) -> Result<FullAttributes, c_int> {
         mount.counters.stats.fetch_add(1, Ordering::Relaxed);
         let attributes =
             opened.files.attributes(node, &mut ()).map_err(|error| errno_of(&error))?;
         // SAFETY: the two calls touch no memory.
         let (owner, group) = unsafe { (libc::getuid(), libc::getgid()) };
-        Ok(Full { attributes, device: device(mount), owner, group })
+        Ok(FullAttributes { attributes, device: device(mount), owner, group })
     }
 
     pub(crate) fn stat(&self) -> libc::stat {
@@ -249,6 +254,7 @@ fn statvfs_of(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statvfs, 
     Ok(vfs(mount, opened))
 }
 
+/// The `statvfs` of the mount.
 fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     // SAFETY: a `statvfs` of zeroes is valid.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };

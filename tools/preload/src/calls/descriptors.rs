@@ -4,15 +4,16 @@
 //!
 //! `close` is not here, since that would slow down each `close` of every program. Children between `vfork`
 //! and `exec` run this code on their parent's memory. So it neither allocates nor locks, except to refuse a
-//! `dup2` or `dup3`, and before a `flock` of a [file opened in place](crate::long).
+//! `dup2` or `dup3`, and before a `flock` of a [file opened in place](crate::in_place).
 
 use std::ffi::{c_int, c_long, c_uint};
 
 use dlfs::process::{is_ours, mark_ours};
 
 use super::returned;
-use crate::own::{self, called};
-use crate::{files, long, mounts};
+use crate::inside;
+use crate::syscalls::{self, called};
+use crate::{in_place, mounts};
 
 instead! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -31,7 +32,7 @@ instead! {
         if close_others(first, c_uint::MAX, 0).is_err() {
             for fd in first as c_int..limit() {
                 if !is_ours(fd) {
-                    files::close(fd);
+                    syscalls::close(fd);
                 }
             }
         }
@@ -47,7 +48,7 @@ instead! {
 
     // The lock must end when the program closes its descriptors, so the library's duplicate is closed first.
     fn flock(fd: c_int, operation: c_int) -> c_int {
-        long::before_lock(fd);
+        in_place::before_lock(fd);
         real(fd, operation)
     }
 }
@@ -55,24 +56,24 @@ instead! {
 /// Duplicates a descriptor onto a number; fails with EBUSY if the number is this library's.
 fn put(old: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if old != new && has_any() && is_ours(new) {
-        own::say(&format!("descriptor {new} is in use by an open data set, and stays"));
+        inside::say(&format!("descriptor {new} is in use by an open data set, and stays"));
         return returned(Err(libc::EBUSY));
     }
     let result = real();
     if result == new {
-        long::duplicated(old, new);
+        in_place::duplicated(old, new);
     }
     result
 }
 
 /// Returns whether this library may have descriptors, and the call is not its own.
 fn has_any() -> bool {
-    mounts::all().iter().any(mounts::Mount::is_in_use) && !own::is_inside()
+    mounts::all().iter().any(mounts::Mount::is_in_use) && !inside::is_inside()
 }
 
 /// Closes the program's descriptors from `first` to `last`: the ranges between this library's.
 fn close_others(first: c_uint, last: c_uint, flags: c_int) -> Result<(), c_int> {
-    let before = own::errno();
+    let before = syscalls::errno();
     let mut from = first;
     let mut failed = None;
     each_open(first, last, &mut |fd| {
@@ -87,10 +88,11 @@ fn close_others(first: c_uint, last: c_uint, flags: c_int) -> Result<(), c_int> 
     if from <= last {
         failed = failed.or(close_all(from, last, flags).err());
     }
-    own::set_errno(before);
+    syscalls::set_errno(before);
     failed.map_or(Ok(()), Err)
 }
 
+/// Closes all descriptors from `first` to `last`.
 fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int> {
     // SAFETY: the call touches no memory, and the caller leaves out the library's descriptors.
     called(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
@@ -100,7 +102,7 @@ fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int>
 /// Without `/proc`, or if no descriptor is left to list it, visits all these numbers below the limit, open or not.
 fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    let Ok(folder) = own::open(c"/proc/self/fd", flags) else {
+    let Ok(folder) = syscalls::open(c"/proc/self/fd", flags) else {
         let end = last.saturating_add(1).min(limit() as c_uint);
         (first..end).for_each(|fd| visit(fd as c_int));
         return;
@@ -127,7 +129,7 @@ fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
             rest = &rest[record..];
         }
     }
-    files::close(folder);
+    syscalls::close(folder);
 }
 
 /// A buffer for `getdents64`, aligned like the entries that the kernel writes to it.
@@ -139,5 +141,5 @@ const NAME_AT: usize = 19;
 
 /// The number above all descriptors, as far as the present limit tells.
 fn limit() -> c_int {
-    own::most_descriptors() as c_int
+    syscalls::most_descriptors() as c_int
 }

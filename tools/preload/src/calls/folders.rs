@@ -1,7 +1,7 @@
-//! Folders: open, list, close.
+//! Calls that open, list and close folders.
 //!
-//! A `DIR` of ours is told from the C library's by its first 8 bytes. The C library's begins with
-//! its descriptor, which is never negative; ours begins with -1.
+//! The first 8 bytes tell a `DIR` of this library from one of the C library: the latter begins with
+//! its descriptor, which is never negative; the former with -1.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;
@@ -11,21 +11,23 @@ use libc::{AT_FDCWD, DIR, dirent};
 
 use dlfs::posix::{FIRST, Folder, Node};
 
-use super::{Text, place, returned};
+use super::{Text, mounted, returned};
 use crate::files;
+use crate::inside;
 use crate::mounts::{Mount, Opened};
-use crate::own::{self, Filter, Order};
-use crate::paths::Place;
+use crate::paths::MountedPath;
+use crate::real::{Filter, Order};
+use crate::syscalls;
 
 instead! {
     fn opendir(path: Text) -> *mut DIR {
-        let answer = |place: Place| returned(own::inside(|| open(&place)));
-        place(AT_FDCWD, path).map_or_else(|| real(path), answer)
+        let answer = |mounted: MountedPath| returned(inside::run(|| open(&mounted)));
+        mounted(AT_FDCWD, path).map_or_else(|| real(path), answer)
     }
 
     fn fdopendir(fd: c_int) -> *mut DIR {
         match files::identity(fd) {
-            Some((mount, Node::Folder(folder))) => returned(own::inside(|| {
+            Some((mount, Node::Folder(folder))) => returned(inside::run(|| {
                 Ok(OpenFolder::open(mount, mount.opened()?, folder, fd))
             })),
             Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
@@ -39,7 +41,7 @@ instead! {
         }
         let fd = OpenFolder::close(folder);
         if fd >= 0 {
-            files::close(fd);
+            syscalls::close(fd);
         }
         0
     }
@@ -57,14 +59,15 @@ instead! {
     }
 
     fn dirfd(folder: *mut DIR) -> c_int {
-        let answer = |ours: &mut OpenFolder| returned(own::inside(|| ours.descriptor()));
+        let answer = |ours: &mut OpenFolder| returned(inside::run(|| ours.descriptor()));
         OpenFolder::of(folder).map_or_else(|| real(folder), answer)
     }
 }
 
-fn open(place: &Place) -> Result<*mut DIR, c_int> {
-    match place.node()? {
-        (opened, Node::Folder(folder)) => Ok(OpenFolder::open(place.mount, opened, folder, -1)),
+/// Opens a folder.
+fn open(mounted: &MountedPath) -> Result<*mut DIR, c_int> {
+    match mounted.node()? {
+        (opened, Node::Folder(folder)) => Ok(OpenFolder::open(mounted.mount, opened, folder, -1)),
         (_, Node::File(_)) => Err(libc::ENOTDIR),
     }
 }
@@ -73,7 +76,7 @@ instead! {
     fn readdir | readdir64(folder: *mut DIR) -> *mut dirent {
         match OpenFolder::of(folder) {
             Some(ours) => {
-                let next = own::inside(|| ours.next());
+                let next = inside::run(|| ours.next());
                 returned(next.map(|entry| entry.unwrap_or(null_mut())))
             }
             None => real(folder),
@@ -84,7 +87,7 @@ instead! {
         let Some(ours) = OpenFolder::of(folder) else {
             return real(folder, entry, result);
         };
-        match own::inside(|| ours.next()) {
+        match inside::run(|| ours.next()) {
             Ok(Some(next)) => {
                 let len = usize::from((*next).d_reclen);
                 next.cast::<u8>().copy_to_nonoverlapping(entry.cast(), len);
@@ -105,8 +108,8 @@ instead! {
         filter: Filter,
         order: Order,
     ) -> c_int {
-        match place(AT_FDCWD, path) {
-            Some(place) => match own::inside(|| open(&place)) {
+        match mounted(AT_FDCWD, path) {
+            Some(mounted) => match inside::run(|| open(&mounted)) {
                 Ok(folder) => {
                     let scanned = scan(folder, out, filter, order);
                     closedir(folder);
@@ -132,8 +135,8 @@ unsafe fn scan(
     // SAFETY: `folder` is one of ours, and only the caller uses it.
     let ours = unsafe { OpenFolder::of(folder) }.ok_or(libc::EBADF)?;
     let mut found = Vec::new();
-    while let Some(entry) = own::inside(|| ours.next())? {
-        // Not called inside of `own::inside`, since the filter may call functions that this library answers.
+    while let Some(entry) = inside::run(|| ours.next())? {
+        // Not called inside of `inside::run`, since the filter may call functions that this library answers.
         // SAFETY: the caller passed a filter of this type; the entry is valid until the next call of `next`.
         if filter.is_none_or(|takes| unsafe { takes(entry) } != 0) {
             // SAFETY: the entry is still valid, and `d_reclen` is its length in bytes.
@@ -196,6 +199,7 @@ impl Drop for Malloced {
 /// The object behind our `DIR` pointers.
 #[repr(C)]
 pub(crate) struct OpenFolder {
+    /// [`MAGIC`]; must be the first field.
     magic: u64,
     mount: &'static Mount,
     opened: &'static Opened,
@@ -208,12 +212,15 @@ pub(crate) struct OpenFolder {
     next: u64,
     /// The position after the entry that was returned last.
     position: u64,
+    /// The entry that was returned last.
     current: dirent,
 }
 
+/// An entry of a folder.
 struct Entry {
     name: Vec<u8>,
     node: Node,
+    /// The position after the entry.
     next: u64,
 }
 
@@ -287,7 +294,7 @@ impl OpenFolder {
         };
         let name = &entry.name[..entry.name.len().min(current.d_name.len() - 1)];
         let bytes = name.iter().chain([&0]);
-        bytes.zip(&mut current.d_name).for_each(|(byte, place)| *place = *byte as _);
+        bytes.zip(&mut current.d_name).for_each(|(byte, slot)| *slot = *byte as _);
         let before = std::mem::offset_of!(dirent, d_name);
         current.d_reclen = (before + name.len() + 1).next_multiple_of(8) as u16;
         Ok(Some(current))

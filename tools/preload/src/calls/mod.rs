@@ -15,7 +15,7 @@ macro_rules! instead {
         unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
             #[inline]
             unsafe fn real($($argument: $kind),*) -> $result {
-                static REAL: crate::own::Real = crate::own::Real::new(concat!(stringify!($name), "\0"));
+                static REAL: crate::real::Real = crate::real::Real::new(concat!(stringify!($name), "\0"));
                 // Runs before `START`: numbered sections come first.
                 #[used]
                 #[unsafe(link_section = ".init_array.00101")]
@@ -27,8 +27,8 @@ macro_rules! instead {
                 };
                 let address = REAL.address();
                 if address.is_null() {
-                    crate::own::set_errno(libc::ENOSYS);
-                    return crate::own::Failed::FAILED;
+                    crate::syscalls::set_errno(libc::ENOSYS);
+                    return crate::real::Failed::FAILED;
                 }
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the C library's function of this name has this type.
@@ -46,15 +46,18 @@ macro_rules! instead {
 }
 
 mod attributes;
+mod changes;
 mod descriptors;
 mod folders;
 mod open;
+mod reads;
+mod resolve;
 
 use std::ffi::{CStr, c_char, c_int};
 
-use crate::own::Failed;
-use crate::paths::{self, Place};
-use crate::{mounts, own};
+use crate::paths::{self, MountedPath};
+use crate::real::Failed;
+use crate::{mounts, syscalls};
 
 /// A C string.
 type Text = *const c_char;
@@ -70,20 +73,20 @@ unsafe fn text<'a>(text: Text) -> Option<&'a CStr> {
     is_wanted.then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// The place of `path`, if it is below a mount.
+/// As [`paths::mounted`], for a string of C.
 ///
 /// # Safety
 /// As [`text`].
 #[inline]
-unsafe fn place(folder: c_int, path: Text) -> Option<Place> {
+unsafe fn mounted(folder: c_int, path: Text) -> Option<MountedPath> {
     // SAFETY: the caller's promise; the string is used only until this returns.
-    paths::place(folder, unsafe { text(path) }?)
+    paths::mounted(folder, unsafe { text(path) }?)
 }
 
 /// A result in the form that C expects: on error -1 or NULL, with `errno` set.
 fn returned<T: Failed>(result: Result<T, c_int>) -> T {
     result.unwrap_or_else(|errno| {
-        own::set_errno(errno);
+        syscalls::set_errno(errno);
         T::FAILED
     })
 }

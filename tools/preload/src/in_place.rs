@@ -1,23 +1,22 @@
-//! Files that are opened in place, so that calls that are not interposed are correct too. Of a plain folder
-//! without tiers, these are all files; of a FUSE mount, the long ones. The kernel reads them, and reads are
-//! only counted. Of a plain folder with tiers, these are long files: `read` and `pread` go through the tiers in
-//! pieces, and the tiers fetch the rest in the background. A mapping is of the file itself, since the library
-//! cannot see which pages are read; it only makes the tiers fetch the rest. Once a tier in a folder keeps the
-//! whole file as one file, a later open gives a descriptor of that copy, and the kernel reads it.
+//! Files that are opened in place, so that calls that are not interposed read correctly, too.
 //!
-//! A bit for each descriptor number says only that the number *may* be such a file. If it is set, `fstat`
+//! - Of a plain folder without tiers, all files; of a FUSE mount, long files. The kernel reads them, and reads are only
+//!   counted.
+//! - Of a plain folder with tiers, long files. `read` and `pread` go through the tiers in pieces, and the tiers fetch the
+//!   rest in the background. A mapping is of the file itself, since the library cannot see which pages are read; it only
+//!   makes the tiers fetch the rest. Once a tier in a folder has the whole file as one file, a later open gives a
+//!   descriptor of that copy, and the kernel reads it.
+//!
+//! A bit for each descriptor number tells only that the number *may* be such a file. If it is set, `fstat`
 //! shows whether the file behind the number is still the same. So `close`, `dup` and `fork` need not be
-//! intercepted: if a descriptor is missed here, the kernel reads the file itself. The position is the
-//! kernel's, too.
+//! intercepted: if a descriptor is missed here, the kernel reads the file itself. The kernel also keeps the position.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_long, c_void};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use dlfs::dataset::SampleFile;
@@ -25,12 +24,13 @@ use dlfs::posix::{self, Node};
 use dlfs::process::Forked;
 use dlfs::qpair::folder::LentFile;
 
-use crate::files::{self, Kept, Memory};
+use crate::inside;
+use crate::memfd::{Kept, Memory};
 use crate::mounts::{Mount, Opened};
-use crate::own::{self, called};
+use crate::syscalls::{self, called};
 
-/// The file that a descriptor was opened for.
-pub(crate) struct Long {
+/// A file that was opened in place.
+pub(crate) struct InPlaceFile {
     mount: &'static Mount,
     file: posix::File,
     /// Device and inode number.
@@ -52,7 +52,7 @@ enum Bytes {
 }
 
 /// The files by descriptor.
-type Table = Mutex<HashMap<c_int, Arc<Long>>>;
+type Table = Mutex<HashMap<c_int, Arc<InPlaceFile>>>;
 
 static TABLE: Forked<Table> = Forked::empty();
 /// The descriptors that may be in the table, as a bit set.
@@ -60,7 +60,7 @@ static MAY_BE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64]
 
 impl Mount {
     /// Remembers that `fd` is the file in the plain folder or in the FUSE mount. The caller is
-    /// [inside](own::inside).
+    /// [inside](inside::run).
     pub(crate) fn remember(
         &'static self,
         opened: &'static Opened,
@@ -68,14 +68,14 @@ impl Mount {
         file: posix::File,
         flags: c_int,
     ) {
-        let Some(stat) = files::stat_of(fd).filter(|_| may_hold(fd)) else { return };
+        let Some(stat) = syscalls::stat_of(fd).filter(|_| may_hold(fd)) else { return };
         let by_tiers = opened.has_tiers() && flags & (libc::O_DIRECT | libc::O_PATH) == 0;
         let bytes = by_tiers.then(|| through_tiers(opened, fd, file)).flatten();
         self.note(fd, file, &stat, bytes.unwrap_or(Bytes::Kernel { tier: None }));
     }
 
     /// A descriptor of a tier's copy of the file, if the copy is complete. The caller is
-    /// [inside](own::inside).
+    /// [inside](inside::run).
     pub(crate) fn open_copy(
         &'static self,
         opened: &'static Opened,
@@ -91,7 +91,7 @@ impl Mount {
         };
         let (tier, copy) = opened.files.open_copy(file, open)?;
         let copy = copy.ok()?;
-        let stat = files::stat_of(copy.0);
+        let stat = syscalls::stat_of(copy.0);
         if let Some(stat) = stat.filter(|_| flags & libc::O_PATH == 0 && may_hold(copy.0)) {
             self.note(copy.0, file, &stat, Bytes::Kernel { tier: Some(tier) });
         }
@@ -99,15 +99,16 @@ impl Mount {
     }
 
     fn note(&'static self, fd: c_int, file: posix::File, stat: &libc::stat, bytes: Bytes) {
-        let identity = files::identity_of(stat);
+        let identity = syscalls::identity_of(stat);
         let stamp = stamp_of(stat);
         let position = Forked::empty();
-        let long = Long { mount: self, file, identity, stamp, bytes, position };
+        let long = InPlaceFile { mount: self, file, identity, stamp, bytes, position };
         insert(fd, Arc::new(long));
     }
 }
 
-fn insert(fd: c_int, long: Arc<Long>) {
+/// Adds `fd` to the table.
+fn insert(fd: c_int, long: Arc<InPlaceFile>) {
     lock(table()).insert(fd, long);
     MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
 }
@@ -117,33 +118,33 @@ fn insert(fd: c_int, long: Arc<Long>) {
 fn through_tiers(opened: &Opened, fd: c_int, file: posix::File) -> Option<Bytes> {
     let (folder, index) = opened.files.listed(file)?;
     let reads = opened.files.dataset().open_sample(file.id, None, &mut ()).ok()?;
-    // For the library's own reads. The program may close it, since it cannot carry the library's mark: both
-    // descriptors would share the mark.
+    // The duplicate cannot have the library's mark, which the program's descriptor would share. So the program may
+    // close it.
     if let Some(lent) = Kept::new(fd, MOST / 2) {
         folder.lend(index, Arc::new(lent));
     }
     Some(Bytes::Tiers { index, reads })
 }
 
-/// Records that `new` is a duplicate of `old`, but not in a child between `vfork` and `exec`: the table is its
-/// parent's, whose `new` is another file.
+/// Records that `new` is a duplicate of `old`. Does nothing in a child between `vfork` and `exec`: it uses the table of
+/// the parent, in which `new` is another file.
 pub(crate) fn duplicated(old: c_int, new: c_int) {
-    if may_be(old) && may_hold(new) && !own::is_inside() && !own::borrows_memory() {
-        let before = own::errno();
+    if may_be(old) && may_hold(new) && !inside::is_inside() && !inside::borrows_memory() {
+        let before = syscalls::errno();
         if let Some(long) = find(old) {
             insert(new, long);
         }
-        own::set_errno(before);
+        syscalls::set_errno(before);
     }
 }
 
 /// Closes the library's duplicate before the program locks `fd`: all duplicates share the lock, and it would
 /// stay until the last of them is closed.
 pub(crate) fn before_lock(fd: c_int) {
-    if !may_be(fd) || own::is_inside() {
+    if !may_be(fd) || inside::is_inside() {
         return;
     }
-    let before = own::errno();
+    let before = syscalls::errno();
     let folder = |mount: &Mount| mount.if_opened()?.files.dataset().image().folder();
     if let Some(long) = find(fd)
         && let Bytes::Tiers { index, .. } = long.bytes
@@ -151,7 +152,7 @@ pub(crate) fn before_lock(fd: c_int) {
     {
         folder.take_back(index);
     }
-    own::set_errno(before);
+    syscalls::set_errno(before);
 }
 
 /// The mount and the node behind the descriptor, if it is a file opened in place.
@@ -206,10 +207,10 @@ pub(crate) unsafe fn read_parts(
 /// Each part has as many bytes as it says.
 #[cold]
 unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<isize> {
-    if own::is_inside() {
+    if inside::is_inside() {
         return None;
     }
-    let result = own::inside(|| {
+    let result = inside::run(|| {
         let long = find(fd).ok_or(libc::EBADF)?;
         let reads = match &long.bytes {
             Bytes::Tiers { reads, .. } => reads,
@@ -231,7 +232,7 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
             seek(fd, from + read as c_long, libc::SEEK_SET)?;
         }
         if from as u64 + read as u64 >= reads.len_bytes() {
-            reads.release(); // it was read to its end
+            reads.release(); // the file was read to its end
         }
         Ok(read)
     });
@@ -239,7 +240,7 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
     result.ok()
 }
 
-impl Long {
+impl InPlaceFile {
     /// Reads into `parts` through the tiers, from byte `at` of the file on.
     ///
     /// # Safety
@@ -318,10 +319,10 @@ pub(crate) fn mapped(fd: c_int, at: i64) {
 /// Reads one byte, which makes the tiers fetch the whole file.
 #[cold]
 fn read_one(fd: c_int, at: i64) {
-    if own::is_inside() {
+    if inside::is_inside() {
         return;
     }
-    let read = own::inside(|| {
+    let read = inside::run(|| {
         let long = find(fd).ok_or(libc::EBADF)?;
         let Bytes::Tiers { reads, .. } = &long.bytes else { return Ok(()) };
         let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
@@ -334,11 +335,11 @@ fn read_one(fd: c_int, at: i64) {
 
 /// The file that was opened as `fd`, if `fd` is still that file and the file is unchanged. Forgets `fd` if it is
 /// another file now.
-fn find(fd: c_int) -> Option<Arc<Long>> {
-    let stat = files::stat_of(fd)?;
+fn find(fd: c_int) -> Option<Arc<InPlaceFile>> {
+    let stat = syscalls::stat_of(fd)?;
     let mut table = lock(table());
     let long = table.get(&fd)?;
-    if long.identity == files::identity_of(&stat) {
+    if long.identity == syscalls::identity_of(&stat) {
         return (long.stamp == stamp_of(&stat)).then(|| Arc::clone(long));
     }
     table.remove(&fd);
@@ -354,24 +355,28 @@ fn table() -> &'static Table {
     })
 }
 
-fn lock(table: &Table) -> std::sync::MutexGuard<'_, HashMap<c_int, Arc<Long>>> {
+fn lock(table: &Table) -> MutexGuard<'_, HashMap<c_int, Arc<InPlaceFile>>> {
     table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Returns whether `fd` may be in the table.
 #[inline]
 fn may_be(fd: c_int) -> bool {
     let bits = MAY_BE.get(fd as usize / 64).map_or(0, |bits| bits.load(Ordering::Relaxed));
     bits & (1 << (fd & 63)) != 0
 }
 
+/// Returns whether the table can have `fd`.
 fn may_hold(fd: c_int) -> bool {
     usize::try_from(fd).is_ok_and(|fd| fd < MOST)
 }
 
+/// See [`InPlaceFile::stamp`].
 fn stamp_of(stat: &libc::stat) -> (i64, i64, i64) {
     (stat.st_mtime, stat.st_mtime_nsec, stat.st_size)
 }
 
+/// Moves the position of `fd`; returns the new one.
 fn seek(fd: c_int, by: c_long, from: c_int) -> Result<c_long, c_int> {
     // SAFETY: the call touches no memory.
     called(unsafe { libc::syscall(libc::SYS_lseek, fd, by, from) })
@@ -380,7 +385,7 @@ fn seek(fd: c_int, by: c_long, from: c_int) -> Result<c_long, c_int> {
 impl LentFile for Kept {
     fn with(&self, work: &mut dyn FnMut(&File)) {
         if let Some(fd) = self.descriptor() {
-            work(&files::file_of(fd));
+            work(&syscalls::file_of(fd));
         }
     }
 }
