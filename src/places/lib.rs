@@ -395,15 +395,10 @@ fn unescape(text: &str) -> Option<String> {
 
 /// Percent-encodes all bytes except slashes and a URL's unreserved characters.
 fn escape(text: &str) -> String {
+    let is_special = |c: char| !c.is_ascii_alphanumeric() && !"/-_.~".contains(c);
     let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
-                escaped.push(char::from(byte));
-            }
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
+    // Writing to a string cannot fail.
+    let _ = percent::escape(&mut escaped, text.as_bytes(), is_special);
     escaped
 }
 

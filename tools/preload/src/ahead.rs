@@ -3,12 +3,12 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use dlfs::Error;
 use dlfs::dataset::{Ahead, OrderFile};
 use dlfs::posix::{File, Node};
 use dlfs::process::mark_ours;
 use dlfs::units::Epoch;
 
-use crate::inside;
 use crate::known::note_node;
 use crate::memfd::{Kept, Memory};
 use crate::mounts::{Mount, Opened};
@@ -48,12 +48,9 @@ impl Mount {
                     files.map(|file| self.read_file(opened, batch, index, file)).collect()
                 })
             });
-            begun
-                .inspect_err(|error| {
-                    let prefix = self.setting.prefix.escape_ascii();
-                    inside::say(&format!("{prefix}: nothing is read ahead: {}", error.report()));
-                })
-                .ok()
+            let say =
+                |error: &Error| self.say(&format!("nothing is read ahead: {}", error.report()));
+            begun.inspect_err(say).ok()
         });
         let sample = ahead.as_ref()?.take(file.id)?;
         let file_ahead = sample.get(usize::from(file.field))?;

@@ -94,10 +94,9 @@ impl Mount {
         }
         let most = self.setting.copy_bytes;
         if len > most {
-            inside::say(&format!(
-                "{}: sample {} has {len} bytes, more than the {most} that are copied into memory; \
+            self.say(&format!(
+                "sample {} has {len} bytes, more than the {most} that are copied into memory; \
                  raise ;copy=, or name a folder where FUSE shows the data set with ;fuse=",
-                self.setting.prefix.escape_ascii(),
                 file.id.0
             ));
             return Err(libc::EFBIG);

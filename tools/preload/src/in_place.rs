@@ -74,7 +74,7 @@ impl Mount {
         self.note(fd, file, &stat, bytes.unwrap_or(Bytes::Kernel { tier: None }));
     }
 
-    /// A descriptor of a tier's copy of the file, if the copy is complete. The caller is
+    /// A descriptor of a tier's copy of the file; `None`: no tier has a complete copy. The caller is
     /// [inside](inside::run).
     pub(crate) fn open_copy(
         &'static self,
@@ -98,23 +98,23 @@ impl Mount {
         Some(copy.into_fd())
     }
 
+    /// Adds a file that was opened as `fd` to the table.
     fn note(&'static self, fd: c_int, file: posix::File, stat: &libc::stat, bytes: Bytes) {
         let identity = syscalls::identity_of(stat);
         let stamp = stamp_of(stat);
         let position = Forked::empty();
-        let long = InPlaceFile { mount: self, file, identity, stamp, bytes, position };
-        insert(fd, Arc::new(long));
+        insert(fd, Arc::new(InPlaceFile { mount: self, file, identity, stamp, bytes, position }));
     }
 }
 
 /// Adds `fd` to the table.
-fn insert(fd: c_int, long: Arc<InPlaceFile>) {
-    lock(table()).insert(fd, long);
+fn insert(fd: c_int, file: Arc<InPlaceFile>) {
+    lock(table()).insert(fd, file);
     MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
 }
 
-/// Reads through the tiers of the folder's own file, open as `fd`. Lends the folder a duplicate of `fd`, with
-/// which it reads for the tiers.
+/// Prepares to read a file of the plain folder, open as `fd`, through the tiers. Lends the folder a duplicate of `fd`,
+/// with which it reads the file for the tiers.
 fn through_tiers(opened: &Opened, fd: c_int, file: posix::File) -> Option<Bytes> {
     let (folder, index) = opened.files.listed(file)?;
     let reads = opened.files.dataset().open_sample(file.id, None, &mut ()).ok()?;
@@ -131,8 +131,8 @@ fn through_tiers(opened: &Opened, fd: c_int, file: posix::File) -> Option<Bytes>
 pub(crate) fn duplicated(old: c_int, new: c_int) {
     if may_be(old) && may_hold(new) && !inside::is_inside() && !inside::borrows_memory() {
         let before = syscalls::errno();
-        if let Some(long) = find(old) {
-            insert(new, long);
+        if let Some(found) = find(old) {
+            insert(new, found);
         }
         syscalls::set_errno(before);
     }
@@ -146,9 +146,9 @@ pub(crate) fn before_lock(fd: c_int) {
     }
     let before = syscalls::errno();
     let folder = |mount: &Mount| mount.if_opened()?.files.dataset().image().folder();
-    if let Some(long) = find(fd)
-        && let Bytes::Tiers { index, .. } = long.bytes
-        && let Some(folder) = folder(long.mount)
+    if let Some(found) = find(fd)
+        && let Bytes::Tiers { index, .. } = found.bytes
+        && let Some(folder) = folder(found.mount)
     {
         folder.take_back(index);
     }
@@ -160,35 +160,16 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     if !may_be(fd) {
         return None;
     }
-    find(fd).map(|long| (long.mount, Node::File(long.file)))
+    find(fd).map(|found| (found.mount, Node::File(found.file)))
 }
 
-/// As `read` or `pread`, counted, and through the tiers if there are any. `None`: the C library's function must
-/// read, since the file is not ours, or this read failed.
-///
-/// # Safety
-/// `out` has `len` bytes.
-#[inline]
-pub(crate) unsafe fn read(
-    fd: c_int,
-    out: *mut c_void,
-    len: usize,
-    at: Option<i64>,
-) -> Option<isize> {
-    if !may_be(fd) {
-        return None;
-    }
-    let iov = libc::iovec { iov_base: out, iov_len: len };
-    // SAFETY: `out` has `len` bytes, as the caller promises.
-    unsafe { read_all(fd, &[iov], at) }
-}
-
-/// As `readv` or `preadv`; otherwise as [`read`].
+/// As `readv` or `preadv`, counted, and through the tiers if there are any. `None`: the C library's function must
+/// read, since `fd` is not a file opened in place, or this read failed.
 ///
 /// # Safety
 /// `parts` points to `count` parts, each with as many bytes as it says.
 #[inline]
-pub(crate) unsafe fn read_parts(
+pub(crate) unsafe fn read(
     fd: c_int,
     parts: *const libc::iovec,
     count: c_int,
@@ -201,7 +182,7 @@ pub(crate) unsafe fn read_parts(
     unsafe { read_all(fd, std::slice::from_raw_parts(parts, count as usize), at) }
 }
 
-/// Reads into `parts`, as [`read`].
+/// As [`read`], for a file that may be in the table.
 ///
 /// # Safety
 /// Each part has as many bytes as it says.
@@ -211,23 +192,23 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
         return None;
     }
     let result = inside::run(|| {
-        let long = find(fd).ok_or(libc::EBADF)?;
-        let reads = match &long.bytes {
+        let found = find(fd).ok_or(libc::EBADF)?;
+        let reads = match &found.bytes {
             Bytes::Tiers { reads, .. } => reads,
             // SAFETY: each part has its bytes, as the caller promises.
-            Bytes::Kernel { tier } => return unsafe { long.read_by_kernel(*tier, fd, parts, at) },
+            Bytes::Kernel { tier } => return unsafe { found.read_by_kernel(*tier, fd, parts, at) },
         };
         if let Some(at) = at {
             // A negative position is EINVAL, as in the kernel.
             let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
             // SAFETY: as above.
-            return unsafe { long.fill(reads, parts, at) };
+            return unsafe { found.fill(reads, parts, at) };
         }
-        let lock = long.position.get_or_init(Mutex::default);
+        let lock = found.position.get_or_init(Mutex::default);
         let _held = lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let from = seek(fd, 0, libc::SEEK_CUR)?;
         // SAFETY: as above.
-        let read = unsafe { long.fill(reads, parts, from as u64) }?;
+        let read = unsafe { found.fill(reads, parts, from as u64) }?;
         if read > 0 {
             seek(fd, from + read as c_long, libc::SEEK_SET)?;
         }
@@ -323,8 +304,8 @@ fn read_one(fd: c_int, at: i64) {
         return;
     }
     let read = inside::run(|| {
-        let long = find(fd).ok_or(libc::EBADF)?;
-        let Bytes::Tiers { reads, .. } = &long.bytes else { return Ok(()) };
+        let found = find(fd).ok_or(libc::EBADF)?;
+        let Bytes::Tiers { reads, .. } = &found.bytes else { return Ok(()) };
         let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
         let read = reads.read_at(at, &mut [0], &mut ());
         reads.release();
@@ -338,9 +319,9 @@ fn read_one(fd: c_int, at: i64) {
 fn find(fd: c_int) -> Option<Arc<InPlaceFile>> {
     let stat = syscalls::stat_of(fd)?;
     let mut table = lock(table());
-    let long = table.get(&fd)?;
-    if long.identity == syscalls::identity_of(&stat) {
-        return (long.stamp == stamp_of(&stat)).then(|| Arc::clone(long));
+    let file = table.get(&fd)?;
+    if file.identity == syscalls::identity_of(&stat) {
+        return (file.stamp == stamp_of(&stat)).then(|| Arc::clone(file));
     }
     table.remove(&fd);
     MAY_BE[fd as usize / 64].fetch_and(!(1 << (fd % 64)), Ordering::Release);

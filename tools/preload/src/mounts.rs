@@ -52,7 +52,7 @@ pub(crate) struct Mount {
     opened: AtomicPtr<Opened>,
     /// Set when opening begins: from then on the library may have descriptors.
     in_use: AtomicBool,
-    /// Held during opening; true once a failure was reported. A forked child has its own lock, since its
+    /// Locked during opening; true once a failure was reported. A forked child has a separate lock, since its
     /// parent's may stay locked.
     opening: Forked<Mutex<bool>>,
     pub(crate) counters: Counters,
@@ -71,7 +71,7 @@ pub(crate) struct Opened {
     pub(crate) len_bytes: u64,
 }
 
-/// Counters of the program's calls, beside those of files.
+/// Counters of the program's calls, besides those of files ([`Files::counters`]).
 #[derive(Default)]
 pub(crate) struct Counters {
     /// Requests for attributes, by path or descriptor.
@@ -125,6 +125,11 @@ impl Mount {
         (rest.is_empty() || rest[0] == b'/').then_some(rest)
     }
 
+    /// Writes one line about the mount to stderr.
+    pub(crate) fn say(&self, text: &str) {
+        inside::say(&format!("{}: {text}", self.setting.prefix.escape_ascii()));
+    }
+
     /// The index of the mount among all mounts.
     pub(crate) fn index(&self) -> usize {
         all().iter().position(|mount| std::ptr::eq(mount, self)).unwrap_or(0)
@@ -159,11 +164,7 @@ impl Mount {
             }
             Err(error) => {
                 if !std::mem::replace(&mut *has_failed, true) {
-                    inside::say(&format!(
-                        "{}: {}",
-                        self.setting.prefix.escape_ascii(),
-                        error.report()
-                    ));
+                    self.say(&error.report());
                 }
                 Err(errno_of(&error))
             }
@@ -184,7 +185,7 @@ impl Mount {
             [Address::Path(path)] if path.is_dir() => Some(path.clone()),
             _ => None,
         };
-        // Reads no sample, but makes the first reader: its descriptors, too, are made above the low numbers.
+        // Reads no sample, but makes the first reader now: its descriptors then have no low numbers either.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
         let origin = FileCounters::default();
         Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })

@@ -84,22 +84,6 @@ impl Subject {
     }
 }
 
-/// Functions that answer about paths and descriptors of mounts, and call the C library's functions for others. Each entry:
-/// names and arguments, the subject if there is one, and the answer.
-macro_rules! answers {
-    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*) -> $result:ty,
-        $subject:expr, $bound:ident => $answer:expr;)*) => {$(
-        instead! {
-            fn $($name)|+ ($($argument: $kind),*) -> $result {
-                match $subject {
-                    Some($bound) => $answer,
-                    None => real($($argument),*),
-                }
-            }
-        }
-    )*};
-}
-
 answers! {
     stat | stat64 | lstat | lstat64(path: Text, out: *mut Stat) -> c_int,
         at(path), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));

@@ -20,11 +20,6 @@ use crate::real::{Filter, Order};
 use crate::syscalls;
 
 instead! {
-    fn opendir(path: Text) -> *mut DIR {
-        let answer = |mounted: MountedPath| returned(inside::run(|| open(&mounted)));
-        mounted(AT_FDCWD, path).map_or_else(|| real(path), answer)
-    }
-
     fn fdopendir(fd: c_int) -> *mut DIR {
         match files::identity(fd) {
             Some((mount, Node::Folder(folder))) => returned(inside::run(|| {
@@ -45,23 +40,20 @@ instead! {
         }
         0
     }
+}
 
-    fn rewinddir(folder: *mut DIR) -> () {
-        OpenFolder::of(folder).map_or_else(|| real(folder), |ours| ours.seek(0))
-    }
-
-    fn telldir(folder: *mut DIR) -> c_long {
-        OpenFolder::of(folder).map_or_else(|| real(folder), |ours| ours.position())
-    }
-
-    fn seekdir(folder: *mut DIR, position: c_long) -> () {
-        OpenFolder::of(folder).map_or_else(|| real(folder, position), |ours| ours.seek(position))
-    }
-
-    fn dirfd(folder: *mut DIR) -> c_int {
-        let answer = |ours: &mut OpenFolder| returned(inside::run(|| ours.descriptor()));
-        OpenFolder::of(folder).map_or_else(|| real(folder), answer)
-    }
+answers! {
+    opendir(path: Text) -> *mut DIR,
+        mounted(AT_FDCWD, path), found => returned(inside::run(|| open(&found)));
+    rewinddir(folder: *mut DIR) -> (), OpenFolder::of(folder), ours => ours.seek(0);
+    telldir(folder: *mut DIR) -> c_long, OpenFolder::of(folder), ours => ours.position();
+    seekdir(folder: *mut DIR, position: c_long) -> (), OpenFolder::of(folder), ours => ours.seek(position);
+    dirfd(folder: *mut DIR) -> c_int,
+        OpenFolder::of(folder), ours => returned(inside::run(|| ours.descriptor()));
+    readdir | readdir64(folder: *mut DIR) -> *mut dirent, OpenFolder::of(folder), ours => {
+        let next = inside::run(|| ours.next());
+        returned(next.map(|entry| entry.unwrap_or(null_mut())))
+    };
 }
 
 /// Opens a folder.
@@ -73,16 +65,6 @@ fn open(mounted: &MountedPath) -> Result<*mut DIR, c_int> {
 }
 
 instead! {
-    fn readdir | readdir64(folder: *mut DIR) -> *mut dirent {
-        match OpenFolder::of(folder) {
-            Some(ours) => {
-                let next = inside::run(|| ours.next());
-                returned(next.map(|entry| entry.unwrap_or(null_mut())))
-            }
-            None => real(folder),
-        }
-    }
-
     fn readdir_r | readdir64_r(folder: *mut DIR, entry: *mut dirent, result: *mut *mut dirent) -> c_int {
         let Some(ours) = OpenFolder::of(folder) else {
             return real(folder, entry, result);

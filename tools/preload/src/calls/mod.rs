@@ -45,6 +45,22 @@ macro_rules! instead {
     };
 }
 
+/// Functions that answer about paths and descriptors of mounts, and call the C library's functions for others. Each entry:
+/// names and arguments, the subject if there is one, and the answer.
+macro_rules! answers {
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*) -> $result:ty,
+        $subject:expr, $bound:ident => $answer:expr;)*) => {$(
+        instead! {
+            fn $($name)|+ ($($argument: $kind),*) -> $result {
+                match $subject {
+                    Some($bound) => $answer,
+                    None => real($($argument),*),
+                }
+            }
+        }
+    )*};
+}
+
 mod attributes;
 mod changes;
 mod descriptors;

@@ -20,7 +20,8 @@ macro_rules! reads {
             fn $($name)|+ (fd: c_int, out: *mut c_void, len: size_t $(, $argument: $kind)*) -> ssize_t {
                 let at: Option<off_t> = $at;
                 // Too short a buffer is left to the C library's function, which aborts the program.
-                let read = if len <= $most { in_place::read(fd, out, len, at) } else { None };
+                let part = iovec { iov_base: out, iov_len: len };
+                let read = if len <= $most { in_place::read(fd, &part, 1, at) } else { None };
                 match read {
                     Some(read) => read,
                     None if !RESOLVED.load(Ordering::Acquire) => {
@@ -48,7 +49,7 @@ macro_rules! parts {
             fn $($name)|+ (fd: c_int, parts: *const iovec, count: c_int $(, $argument: $kind)*) -> ssize_t {
                 let at: Option<off_t> = $at;
                 let flags: c_int = $flags;
-                let read = if flags == 0 { in_place::read_parts(fd, parts, count, at) } else { None };
+                let read = if flags == 0 { in_place::read(fd, parts, count, at) } else { None };
                 match read {
                     Some(read) => read,
                     None if !RESOLVED.load(Ordering::Acquire) => {

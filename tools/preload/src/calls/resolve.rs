@@ -35,19 +35,6 @@ instead! {
         }
     }
 
-    // Fails for every path below a mount: mounts have no links.
-    fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        mounted(AT_FDCWD, path).map_or_else(|| real(path, out, len), |mounted| no_link(&mounted))
-    }
-
-    fn readlinkat(folder: c_int, path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        mounted(folder, path).map_or_else(|| real(folder, path, out, len), |mounted| no_link(&mounted))
-    }
-
-    fn realpath(path: Text, out: *mut c_char) -> *mut c_char {
-        mounted(AT_FDCWD, path).map_or_else(|| real(path, out), |mounted| real_path(&mounted, out))
-    }
-
     // The C library ends the program if `len` is too short for any path.
     fn __realpath_chk(path: Text, out: *mut c_char, len: size_t) -> *mut c_char {
         if len < libc::PATH_MAX as size_t {
@@ -55,10 +42,17 @@ instead! {
         }
         mounted(AT_FDCWD, path).map_or_else(|| real(path, out, len), |mounted| real_path(&mounted, out))
     }
+}
 
-    fn canonicalize_file_name(path: Text) -> *mut c_char {
-        mounted(AT_FDCWD, path).map_or_else(|| real(path), |mounted| real_path(&mounted, null_mut()))
-    }
+answers! {
+    readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t,
+        mounted(AT_FDCWD, path), found => no_link(&found);
+    readlinkat(folder: c_int, path: Text, out: *mut c_char, len: size_t) -> ssize_t,
+        mounted(folder, path), found => no_link(&found);
+    realpath(path: Text, out: *mut c_char) -> *mut c_char,
+        mounted(AT_FDCWD, path), found => real_path(&found, out);
+    canonicalize_file_name(path: Text) -> *mut c_char,
+        mounted(AT_FDCWD, path), found => real_path(&found, null_mut());
 }
 
 /// Returns the result of changing the working directory; looks the directory up again if it has changed.
