@@ -102,22 +102,15 @@ impl KeptIndexes {
         }
         let bytes = match self {
             KeptIndexes::Folder(folder) => match fs::read(folder.join(&name)) {
-                Ok(bytes) => bytes,
-                Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
+                Ok(bytes) => Some(bytes),
+                Err(error) if error.kind() == IoErrorKind::NotFound => None,
                 Err(error) => return Err(Error::from(error).path(folder.join(name))),
             },
-            KeptIndexes::Store(store) => match store.read(&name)? {
-                Some(bytes) => bytes,
-                None => return Ok(None),
-            },
+            KeptIndexes::Store(store) => store.read(&name)?,
         };
-        match ShardIndex::decode(&bytes) {
-            Ok(index) => Ok(Some(index)),
-            Err(error) => {
-                tracing::warn!("the index {name} is made again: {error}");
-                Ok(None)
-            }
-        }
+        let Some(bytes) = bytes else { return Ok(None) };
+        let warn = |error: &Error| tracing::warn!("the index {name} is made again: {error}");
+        Ok(ShardIndex::decode(&bytes).inspect_err(warn).ok())
     }
 
     /// The right to make the index with this key; `None`: another process has it.

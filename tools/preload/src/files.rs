@@ -145,9 +145,9 @@ impl Mount {
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
             opened.origin.opened();
-            let found = file_of(found.0);
+            let in_folder = file_of(found.0);
             let listed = opened.files.listed(file);
-            if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &found)) {
+            if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &in_folder)) {
                 return Ok(None);
             }
         }

@@ -12,7 +12,7 @@
 //! intercepted: if a descriptor is missed here, the kernel reads the file itself. The kernel also keeps the position.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_long, c_void};
+use std::ffi::{CString, c_int, c_long};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -359,7 +359,7 @@ fn check_list(path: &Path) -> Result<()> {
     }
     let (file, _) = shard::open(path)?;
     let mut head = vec![0; HEAD_BYTES];
-    let len = read_some(&mut FileAt::new(&*file), &mut head)
+    let len = read_some(&mut FileAt::from(&*file, 0), &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     let head = &head[..len];
     let compression = Compression::of(head).map(Compression::name);
@@ -394,7 +394,7 @@ fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     Ok(match packed {
         None => tar::pair_at_beginning(front_to_back(file, 0..container.len_bytes)),
         Some(compression) => {
-            let undone = compression.undo(FileAt::new(&*file), &Expansion::default());
+            let undone = compression.undo(FileAt::from(&*file, 0), &Expansion::default());
             tar::pair_at_beginning(undone.map_err(|error| Error::from(error).path(path))?)
         }
     })

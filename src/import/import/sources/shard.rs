@@ -198,11 +198,6 @@ pub(crate) struct FileAt<F> {
 }
 
 impl<F> FileAt<F> {
-    /// All bytes of `file`.
-    pub(crate) fn new(file: F) -> FileAt<F> {
-        FileAt::from(file, 0)
-    }
-
     /// The bytes of `file` from `offset` on.
     pub(crate) fn from(file: F, offset: u64) -> FileAt<F> {
         FileAt { file, offset, end: u64::MAX }

@@ -38,7 +38,7 @@ pub(crate) fn is_stream(path: &Path) -> bool {
 pub(super) fn open(path: &Path) -> Result<(Arc<File>, Container, Option<Compression>)> {
     let (file, container) = shard::open(path)?;
     let mut head = [0; HEAD_BYTES as usize];
-    let len = read_some(&mut FileAt::new(&*file), &mut head)
+    let len = read_some(&mut FileAt::from(&*file, 0), &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     Ok((file, container, Compression::of(&head[..len])))
 }

@@ -128,17 +128,9 @@ unsafe fn scan(
     let entries: Vec<*mut c_void> = found.iter().map(|copy| copy.0).collect();
     // SAFETY: `entries` has this many bytes.
     let list = unsafe { Malloced::copy_of(entries.as_ptr().cast(), size_of_val(&*entries)) }?;
-    if let Some(order) = order {
-        type Compare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-        // SAFETY: the two types differ only in what their pointers point to, and C passes all pointers alike.
-        let order = unsafe {
-            std::mem::transmute::<
-                unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int,
-                Compare,
-            >(order)
-        };
+    if order.is_some() {
         // SAFETY: the list has `entries.len()` pointers, each to an entry, and `order` compares two such pointers.
-        unsafe { libc::qsort(list.0, entries.len(), size_of::<*mut dirent>(), Some(order)) };
+        unsafe { libc::qsort(list.0, entries.len(), size_of::<*mut dirent>(), order) };
     }
     // SAFETY: the caller of `scandir` provides `out`, and frees the list and its entries.
     unsafe { out.write(list.into_raw().cast()) };
