@@ -102,7 +102,8 @@ struct Responder {
     clients: Vec<Client>,
 }
 
-/// A connection. It receives a request while `answer` is empty, then sends `answer`, then waits for the client to close.
+/// A connection. It receives a request while `answer` is empty, then sends `answer`, then waits for the client to
+/// close.
 struct Client {
     stream: TcpStream,
     /// Time at which the connection is closed in any case.

@@ -1,4 +1,5 @@
-//! Replaces `cloud/` in a build without the feature `cloud`: the same types and methods, but no [`Client`] can be opened.
+//! Replaces `cloud/` in a build without the feature `cloud`: the same types and methods, but no [`Client`] can be
+//! opened.
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, Read};

@@ -1,7 +1,7 @@
 //! Copies shards into an image while they are read, so that later epochs and runs read the image instead.
 //!
-//! A [`CopyingReader`] reads each shard: from its source, and then a [`FillingShard`] writes the copy; or, if an earlier
-//! run has written it, from the incomplete image ([`FilledShard`]). The layout of an incomplete image is in
+//! A [`CopyingReader`] reads each shard: from its source, and then a [`FillingShard`] writes the copy; or, if an
+//! earlier run has written it, from the incomplete image ([`FilledShard`]). The layout of an incomplete image is in
 //! `dlfs_import::import::many::filling`.
 
 use std::sync::Arc;

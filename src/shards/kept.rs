@@ -171,8 +171,8 @@ impl KeptIndexes {
         Ok(keys.iter().map(|key| is_packed(*key) || names.contains(&name_of(*key))).collect())
     }
 
-    /// Creates a pack of all indexes, if they are kept in a store and the loaded pack lacks some. `keys` and `all` are in
-    /// the order of the shards. Failures are logged: without the pack, later openings send more requests.
+    /// Creates a pack of all indexes, if they are kept in a store and the loaded pack lacks some. `keys` and `all` are
+    /// in the order of the shards. Failures are logged: without the pack, later openings send more requests.
     pub(crate) fn pack(&self, keys: &[u128], all: &[ShardIndex]) {
         let KeptIndexes::Store(store) = self else { return };
         if keys.iter().all(|key| store.pack.has(*key)) {

@@ -4,8 +4,8 @@
 //! A [`ShardSet`] lists the shards of a source, in the order of an import. A [`ShardReader`] decodes one shard front to
 //! back with the decoders of `dlfs-import`, and returns its samples as records of an image: same names, fields, labels
 //! and columns. At the end of the shard it returns a [`ShardIndex`]: the name, length, label and checksum of each
-//! sample, and the places in the shard at which decoding *runs* of samples can begin. [`KeptIndexes`] keeps indexes in a
-//! folder or in a store, so that one process of a job makes each index. From the indexes of all shards, [`assemble`]
+//! sample, and the places in the shard at which decoding *runs* of samples can begin. [`KeptIndexes`] keeps indexes in
+//! a folder or in a store, so that one process of a job makes each index. From the indexes of all shards, [`assemble`]
 //! makes a directory, and a [`ShardNamespace`] in which the runs lie one after the other. Any reader, tier or target
 //! uses them like an image.
 //!
@@ -32,8 +32,8 @@
 //! - An index has the checksum that each sample had when it was first decoded, and every reader verifies it.
 //! - A kept index that is damaged or has another version is made again.
 //!
-//! Every shard is read as a stream, as `dlfs import` reads shards of a store. So a member of a tar archive with the name
-//! of an earlier member is a bad entry, and the first sample defines the fields of WebDataset shards.
+//! Every shard is read as a stream, as `dlfs import` reads shards of a store. So a member of a tar archive with the
+//! name of an earlier member is a bad entry, and the first sample defines the fields of WebDataset shards.
 //!
 //! Read `set.rs` first, then `reader.rs`, `index.rs` and `namespace.rs`.
 

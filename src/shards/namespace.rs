@@ -121,8 +121,8 @@ impl RunReader {
         Ok(())
     }
 
-    /// Reads all bytes of the run `number`. Decodes into the buffer, unless the run is in memory, or is decoded together
-    /// with others.
+    /// Reads all bytes of the run `number`. Decodes into the buffer, unless the run is in memory, or is decoded
+    /// together with others.
     fn read_whole_run(&self, number: usize, into: &mut [u8]) -> Result<()> {
         let RunAt { shard, run, .. } = self.runs[number];
         let index = &self.indexes[shard];

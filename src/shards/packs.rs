@@ -5,8 +5,8 @@
 //! | 0..8  | magic   | `DLFSSHPK`                                                                      |
 //! | ..    | indexes | for each: its key (16 bytes, little-endian), its length (LEB128), and its bytes |
 //!
-//! Each index has its own version and checksum. Each packed index is also an object of its own (`kept.rs`), so a pack
-//! that is damaged, or made of other shards, only costs requests.
+//! Each index has its own version and checksum. Each packed index is also kept in a separate object (`kept.rs`), so a
+//! pack that is damaged, or made of other shards, only costs requests.
 
 use std::collections::HashMap;
 use std::ops::Range;

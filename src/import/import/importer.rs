@@ -138,9 +138,9 @@ pub(super) fn look(
 ) -> Result<Found> {
     let ImportOptions { splits, places, .. } = options;
     let found = if are_objects {
-        objects::look(sources, splits, places, indexing)?
+        objects::find(sources, splits, places, indexing)?
     } else if splits.is_empty() {
-        detect::look(sources, indexing)?
+        detect::find(sources, indexing)?
     } else {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text));

@@ -1,6 +1,6 @@
 //! Receives ranges over plain HTTP/1.1 directly into the readers' buffers.
 //!
-//! The client library's HTTP client receives a body into its own memory, from which the body must be copied
+//! The client library's HTTP client receives a body into memory that it allocates, from which the body must be copied
 //! again. Here the kernel's copy is the only one. After a redirect, a chunked body or a body without a length, the
 //! request, and all later requests to the same host, go to the HTTP client. So do requests over TLS, through a proxy,
 //! or with a user in the URL.

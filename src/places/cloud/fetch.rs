@@ -1,5 +1,5 @@
-//! Reads one range of an object: waits until the store's window admits the request, hedges a slow request, and retries a
-//! failed one. Carries out the decisions of `flow.rs`.
+//! Reads one range of an object: waits until the store's window admits the request, hedges a slow request, and retries
+//! a failed one. Carries out the decisions of `flow.rs`.
 
 use std::collections::BTreeSet;
 use std::future::Future;

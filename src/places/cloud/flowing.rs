@@ -1,8 +1,8 @@
 //! Reads one object, and returns its bytes as they arrive: a process can read many objects at once with little memory.
 //!
 //! A task requests range after range. It stops receiving while the reader takes nothing. So a reader needs memory for a
-//! few pieces, whatever the length of a range. Over HTTP/1.1 each request has its own connection, so a reader that takes
-//! nothing does not hold up others.
+//! few pieces, whatever the length of a range. Over HTTP/1.1 each request has its own connection, so a reader that
+//! takes nothing does not hold up others.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ pub(super) struct Flowing {
     asked: Option<Result<Asked<()>>>,
     /// The piece that is being read.
     current: Vec<u8>,
-    /// Number of its bytes that were read.
+    /// Number of bytes of the piece that were read.
     read: usize,
 }
 
@@ -84,7 +84,8 @@ impl std::fmt::Debug for Flowing {
     }
 }
 
-/// Sends the wanted bytes, in pieces, as long as there is a receiver. If a response ends early, requests the rest again.
+/// Sends the wanted bytes, in pieces, as long as there is a receiver. If a response ends early, requests the rest
+/// again.
 pub(super) async fn flow(
     shared: &Shared,
     wanted: Wanted,
@@ -147,7 +148,8 @@ async fn begin(
     shared: &Shared,
     part: &Wanted,
     note: &Note,
-) -> Result<BegunBody<impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin>, Failure> {
+) -> Result<BegunBody<impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin>, Failure>
+{
     let limit = shared.options.silence;
     let late = |_| Failure::late(format!("there is no answer after {limit:?}"));
     let permit = shared.enter().await;

@@ -192,7 +192,8 @@ impl Hub {
         Ok((objects, next))
     }
 
-    /// Requests `url`; returns the response's body, and the cursor of the next page. `absent`: the message of `NotFound`.
+    /// Requests `url`; returns the response's body, and the cursor of the next page. `absent`: the message of
+    /// `NotFound`.
     async fn ask(
         &self,
         url: &str,

@@ -203,9 +203,9 @@ async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<O
             list.push(format!("{folder}{name}"));
         }
     }
-    let look = |key: String| async move { find_on_web(shared, web, &key, true).await };
-    let looks = files.into_iter().map(look);
-    stream::iter(looks).buffer_unordered(LOOKS).try_collect().await
+    let describe = |key: String| async move { find_on_web(shared, web, &key, true).await };
+    let descriptions = files.into_iter().map(describe);
+    stream::iter(descriptions).buffer_unordered(DESCRIPTIONS_AT_ONCE).try_collect().await
 }
 
 /// Runs a short request within its time limit.
@@ -227,7 +227,7 @@ fn object(meta: ObjectMeta) -> Object {
 }
 
 /// Files of a listing whose descriptions are requested at once.
-const LOOKS: usize = 32;
+const DESCRIPTIONS_AT_ONCE: usize = 32;
 /// Maximum depth of a web server's folders: a link may lead back to a parent.
 const MOST_DEPTH: usize = 32;
 /// Limits for a store whose listing never ends: consecutive pages without an object, and objects in total.

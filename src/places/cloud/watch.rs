@@ -1,5 +1,6 @@
-//! Observes each request and response of the client library: notes status and `Retry-After`, counts requests, and limits
-//! the length of bodies that are not objects. Cuts keys that the client library cannot name out of pages of listings.
+//! Observes each request and response of the client library: notes status and `Retry-After`, counts requests, and
+//! limits the length of bodies that are not objects. Cuts keys that the client library cannot name out of pages of
+//! listings.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,7 +1,7 @@
 //! Opens files and folders below a mount, and recognises the descriptors.
 //!
-//! A file's descriptor is a sealed memfd with the content; the name of the memfd identifies the node. Some files are opened
-//! in place instead: see `in_place.rs`.
+//! A file's descriptor is a sealed memfd with the content; the name of the memfd identifies the node. Some files are
+//! opened in place instead: see `in_place.rs`.
 
 use std::ffi::{CString, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -110,8 +110,9 @@ impl Mount {
         Ok(memory.into_fd())
     }
 
-    /// Returns whether a file of a plain folder with tiers is copied into memory rather than opened in place: if the tiers
-    /// have the whole file or the C library will read it (`whole`), and `;copy=` allows its length `len` in bytes.
+    /// Returns whether a file of a plain folder with tiers is copied into memory rather than opened in place: if the
+    /// tiers have the whole file or the C library will read it (`whole`), and `;copy=` allows its length `len` in
+    /// bytes.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_in_tiers = || opened.files.kept_bytes(file) == len;
         opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_in_tiers())
@@ -137,11 +138,11 @@ impl Mount {
         file: File,
         flags: c_int,
     ) -> Result<Option<c_int>, c_int> {
-        let Some(place) = opened.folder.as_ref().or(self.setting.fuse.as_ref()) else {
+        let Some(folder) = opened.folder.as_ref().or(self.setting.fuse.as_ref()) else {
             return Ok(None);
         };
         let path = opened.files.tree().path(Node::File(file)).map_err(|_| libc::EIO)?;
-        let path = [place.as_os_str().as_bytes(), b"/", &path].concat();
+        let path = [folder.as_os_str().as_bytes(), b"/", &path].concat();
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
             opened.origin.opened();

@@ -2,9 +2,9 @@
 //!
 //! - Of a plain folder without tiers, all files; of a FUSE mount, long files. The kernel reads them, and reads are only
 //!   counted.
-//! - Of a plain folder with tiers, long files. `read` and `pread` go through the tiers in pieces, and the tiers fetch the
-//!   rest in the background. A mapping is of the file itself, since the library cannot see which pages are read; it only
-//!   makes the tiers fetch the rest. Once a tier in a folder has the whole file as one file, a later open gives a
+//! - Of a plain folder with tiers, long files. `read` and `pread` go through the tiers in pieces, and the tiers fetch
+//!   the rest in the background. A mapping is of the file itself, since the library cannot see which pages are read; it
+//!   only makes the tiers fetch the rest. Once a tier in a folder has the whole file as one file, a later open gives a
 //!   descriptor of that copy, and the kernel reads it.
 //!
 //! A bit for each descriptor number tells only that the number *may* be such a file. If it is set, `fstat`

@@ -76,14 +76,14 @@ fn is_single() -> bool {
 /// Returns whether the name of this thread has the prefix that the library's threads get before their first
 /// call.
 fn is_thread_of_ours() -> bool {
-    let look = || {
+    let has_our_prefix = || {
         let mut name = [0u8; 16];
         // SAFETY: PR_GET_NAME writes 16 bytes.
         unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
         name.starts_with(b"dlfs-")
     };
     OURS.with(|ours| {
-        let is_ours = ours.get().unwrap_or_else(look);
+        let is_ours = ours.get().unwrap_or_else(has_our_prefix);
         ours.set(Some(is_ours));
         is_ours
     })

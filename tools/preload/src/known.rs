@@ -1,8 +1,8 @@
 //! A cache of the nodes behind the newest descriptors.
 //!
-//! Asking the kernel for the name of a memfd takes longer than the rest of an `fstat`, and programs often ask for a file's
-//! attributes more than once. An entry need not be removed when its descriptor is closed: a file that reuses the number
-//! has another inode or a later change time, so the entry does not match it.
+//! Asking the kernel for the name of a memfd takes longer than the rest of an `fstat`, and programs often ask for a
+//! file's attributes more than once. An entry need not be removed when its descriptor is closed: a file that reuses the
+//! number has another inode or a later change time, so the entry does not match it.
 
 use std::ffi::c_int;
 use std::sync::Mutex;

@@ -1,13 +1,13 @@
 //! `libdlfs_preload.so`: shows data sets as folders to programs that know only files, through `LD_PRELOAD`.
 //!
 //! # What it is
-//! Replaces the C library's functions that take paths. A path below one of the prefixes in `DLFS_MOUNTS` is
-//! answered from a data set; every other path is passed on to the C library. Opening a file gives a *real
-//! descriptor*: a sealed memfd with the verified bytes of the whole file. So the kernel itself handles
-//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` correctly. Some files are opened in place
-//! instead: all files of a plain folder without tiers, and long files of a plain folder with tiers or of a FUSE mount of
-//! the data set. For long files of a folder with tiers, `read` and `pread` go through the tiers (`in_place.rs`), and calls
-//! that are not interposed read the file itself.
+//! Replaces the C library's functions that take paths. A path below one of the prefixes in `DLFS_MOUNTS` is answered
+//! from a data set; every other path is passed on to the C library. Opening a file gives a *real descriptor*: a sealed
+//! memfd with the verified bytes of the whole file. So the kernel itself handles `read`, `mmap`, `sendfile`, `dup`,
+//! `fork`, `exec` and `io_uring` correctly. Some files are opened in place instead: all files of a plain folder without
+//! tiers, and long files of a plain folder with tiers or of a FUSE mount of the data set. For long files of a folder
+//! with tiers, `read` and `pread` go through the tiers (`in_place.rs`), and calls that are not interposed read the file
+//! itself.
 //!
 //! # What it is not
 //! It sees calls of programs and libraries to the C library. It does not see calls within the C library

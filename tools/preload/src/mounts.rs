@@ -1,5 +1,5 @@
-//! The mounts: made from the settings once, before `main`. A mount opens its data set at the first use, and the data set
-//! stays open.
+//! The mounts: made from the settings once, before `main`. A mount opens its data set at the first use, and the data
+//! set stays open.
 
 use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;

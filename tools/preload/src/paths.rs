@@ -48,13 +48,13 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<MountedPath> {
         last = byte;
         odd
     });
-    if is_odd && path.len() <= MOST_BYTES { odd(path) } else { None }
+    if is_odd && path.len() <= MOST_BYTES { by_components(path) } else { None }
 }
 
 /// As [`absolute`], for a path with `//`, `.` or `..`. Follows the path component by component like the kernel, except
 /// links; where this reaches a mount, the rest of the path is below the mount.
 #[cold]
-fn odd(path: &[u8]) -> Option<MountedPath> {
+fn by_components(path: &[u8]) -> Option<MountedPath> {
     // On the stack, since most such paths are below no mount.
     let mut plain = [0; MOST_BYTES + 1];
     let mut len = 0;
@@ -127,7 +127,7 @@ fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Mount
     }
     whole[len] = b'/';
     whole[len + 1..end].copy_from_slice(path);
-    odd(&whole[..end])
+    by_components(&whole[..end])
 }
 
 /// Asks the kernel for the working directory, and remembers it.

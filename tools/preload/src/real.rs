@@ -65,8 +65,8 @@ impl<T> Failed for *mut T {
 
 /// The caller's filter of a folder's entries; NULL accepts all.
 pub(crate) type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
-/// The caller's comparison of a folder's entries, to which it gets pointers to pointers, as from `qsort`; NULL leaves the
-/// entries in the folder's order.
+/// The caller's comparison of a folder's entries, to which it gets pointers to pointers, as from `qsort`; NULL leaves
+/// the entries in the folder's order.
 pub(crate) type Order = Option<unsafe extern "C" fn(*const c_void, *const c_void) -> c_int>;
 
 // Aliases, since the C library has functions and structs of the same names.

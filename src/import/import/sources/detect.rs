@@ -1,7 +1,7 @@
 //! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
-//! Files are classified by their bytes (`content.rs`, `survey.rs`). If the caller names a kind, files of other kinds are
-//! set aside. Otherwise only files that describe shards are set aside, and files of several kinds are an error that
+//! Files are classified by their bytes (`content.rs`, `survey.rs`). If the caller names a kind, files of other kinds
+//! are set aside. Otherwise only files that describe shards are set aside, and files of several kinds are an error that
 //! counts each kind. [`Found::file_counts`] reports every decision. Objects of stores are detected in `objects/mod.rs`.
 
 use std::borrow::Cow;
@@ -34,7 +34,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// # Errors
 /// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
 /// there are several kinds; the cause counts them.
-pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Found> {
+pub(crate) fn find(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Found> {
     let kind = indexing.options.kind;
     let mut expanded = Expanded::default();
     for path in paths {

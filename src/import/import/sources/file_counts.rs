@@ -129,7 +129,7 @@ impl FileCounts {
 /// The description of files that are hidden, or that file systems and tools leave behind.
 pub(crate) const HIDDEN: &str = "hidden file";
 
-/// The description of folders with such names.
+/// The description of folders that are hidden, or that file systems and tools leave behind.
 pub(crate) const HIDDEN_FOLDER: &str = "hidden folder";
 
 /// The description of archives that are members of an archive and are imported as samples.

@@ -41,7 +41,7 @@ pub enum Decided {
         /// The two files.
         pair: Pair,
     },
-    /// No shard begins with such a pair: each file is a sample, unless a pair is found later.
+    /// No shard begins with a pair: each file is a sample, unless a pair is found later.
     NoPair,
 }
 
@@ -168,7 +168,7 @@ pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
 pub struct FoundFile {
     /// Path to open; `-` is standard input. For an object, its address.
     pub path: PathBuf,
-    /// Prefix of its records' names: its path beneath the given folder, or its file name.
+    /// The path beneath the given folder, or the file name; prefix of the names of records.
     pub name: Vec<u8>,
     /// The object, if it is one.
     pub(crate) object: Option<(Client, Object)>,
@@ -181,8 +181,8 @@ impl FoundFile {
     }
 }
 
-/// Warns if the files are shards of several splits: a user who names a whole folder may want only one split. Says nothing
-/// about files on the Hub, for which `--split` exists.
+/// Warns if the files are shards of several splits: a user who names a whole folder may want only one split. Says
+/// nothing about files on the Hub, for which `--split` exists.
 fn warn_of_splits(files: &[FoundFile]) {
     let is_on_hub = |(client, _): &(Client, Object)| client.place().scheme() == Scheme::Hf;
     if files.iter().filter_map(|file| file.object.as_ref()).any(is_on_hub) {

@@ -1,7 +1,7 @@
 //! Splits of data sets on the Hugging Face Hub, as the names of files tell them.
 //!
-//! A split here is a named part of a data set, such as `train`, made by the author of the data set. It is not one of the
-//! splits by which dlfs divides samples by a hash.
+//! A split here is a named part of a data set, such as `train`, made by the author of the data set. It is not one of
+//! the splits by which dlfs divides samples by a hash.
 
 use std::borrow::Cow;
 

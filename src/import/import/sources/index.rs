@@ -53,8 +53,8 @@ struct FieldValues {
 pub struct Container {
     /// Path of the file or folder.
     pub path: PathBuf,
-    /// A number that changes when the file changes: see `stamp` of `mod.rs`. Zero for folders and prefixes of stores; for
-    /// lists and spooled files, a hash of the bytes.
+    /// A number that changes when the file changes: see `stamp` of `mod.rs`. Zero for folders and prefixes of stores;
+    /// for lists and spooled files, a hash of the bytes.
     pub stamp: u64,
     /// Length of a shard in bytes; otherwise, the length of the prefix that was put in front of the names.
     pub len_bytes: u64,
@@ -184,8 +184,8 @@ impl Index {
         self.payload_starts = (0..self.len()).map(|row| row.min(payloads)).collect();
     }
 
-    /// Replaces the bytes of the payload number `place`, which is of `row`, by `bytes`. All rows have values of the same
-    /// length.
+    /// Replaces the bytes of the payload number `place`, which is of `row`, by `bytes`. All rows have values of the
+    /// same length.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
         let width = bytes.len();
         let payload = self.payloads.get(place);
@@ -312,8 +312,8 @@ impl Index {
         self.payloads(row).next().map(|payload| payload.container)
     }
 
-    /// Prefixes each row's name with `front(row, container)` and a slash; `None`: the name stays. Drops rows whose names
-    /// would become too long, and lists them as bad.
+    /// Prefixes each row's name with `front(row, container)` and a slash; `None`: the name stays. Drops rows whose
+    /// names would become too long, and lists them as bad.
     pub(super) fn put_in_front<'f>(&mut self, front: impl Fn(u64, u32) -> Option<&'f [u8]>) {
         let mut names = Names::default();
         let mut too_long = Vec::new();
@@ -336,8 +336,8 @@ impl Index {
     }
 
     /// Replaces a row's payloads by the payloads of later rows with the same name in the same container, since later
-    /// members of an archive replace earlier ones. A later row with a field that the earlier row lacks replaces nothing.
-    /// Returns the rows that replaced others, sorted; the caller drops them.
+    /// members of an archive replace earlier ones. A later row with a field that the earlier row lacks replaces
+    /// nothing. Returns the rows that replaced others, sorted; the caller drops them.
     pub(super) fn take_replaced(&mut self) -> Vec<u64> {
         let mut order = self.rows_with_the_hash_of_another();
         self.sort_by_name(&mut order);

@@ -26,8 +26,8 @@ pub(crate) struct Inputs {
     objects: Option<ObjectStreams>,
     /// Number of streams begun, including skipped ones.
     begun: u64,
-    /// Set if the first stream is not read from its beginning: the number of decompressed bytes to skip; 0: the stream is
-    /// not compressed, and the store is asked only for the bytes wanted.
+    /// Set if the first stream is not read from its beginning: the number of decompressed bytes to skip; 0: the stream
+    /// is not compressed, and the store is asked only for the bytes wanted.
     first: Option<u64>,
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,

@@ -126,7 +126,7 @@ impl Source {
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
         let silent = &mut ();
         let indexing = &mut Indexing::new(silent, options);
-        Source::index_found(detect::look(paths, indexing)?, indexing)
+        Source::index_found(detect::find(paths, indexing)?, indexing)
     }
 
     /// Indexes detected files.
@@ -358,7 +358,8 @@ pub(crate) fn stamp(stat: &Stat) -> u64 {
 }
 
 /// If detection decided for plain archives, copies pipes to the spool, and looks at the beginnings of the copies for a
-/// pair, a sign of WebDataset shards. Returns the copies by shard; `None`: the shard is not a pipe, and is opened later.
+/// pair, a sign of WebDataset shards. Returns the copies by shard; `None`: the shard is not a pipe, and is opened
+/// later.
 fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option<Spooled>>> {
     let mut opened = Vec::new();
     if found.decided != Some(Decided::NoPair) {

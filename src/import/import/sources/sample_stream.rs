@@ -54,8 +54,8 @@ pub trait SampleStream {
         let _ = sample; // most streams remember nothing of accepted samples
     }
 
-    /// Reads the next bytes of the last sample, if it has [`unread`](StreamSample::unread) bytes; returns their number, 0
-    /// at the sample's end.
+    /// Reads the next bytes of the last sample, if it has [`unread`](StreamSample::unread) bytes; returns their number,
+    /// 0 at the sample's end.
     ///
     /// # Errors
     /// The reason why the sample cannot be imported; the rest of it cannot be read.
@@ -144,14 +144,14 @@ impl StreamSample {
         StreamSample { name, label: None, fields, values: Vec::new(), unread: 0 }
     }
 
-    /// The lengths of its fields, in bytes.
+    /// The lengths of the fields in bytes; `None`: the sample lacks the field.
     pub(crate) fn lens(&self) -> Vec<Option<u64>> {
         let len = |bytes: &FieldBytes| bytes.len() as u64 + self.unread;
         self.fields.iter().map(|field| field.as_ref().map(len)).collect()
     }
 
-    /// Appends its record to `out`: the length table if there are several fields, then the fields. Returns the record's
-    /// length.
+    /// Appends the record of the sample to `out`: the length table if there are several fields, then the fields.
+    /// Returns the length of the record.
     ///
     /// # Errors
     /// The record has 4 GiB or more; then nothing is appended.
@@ -163,7 +163,7 @@ impl StreamSample {
         Ok(len)
     }
 
-    /// The total length of its fields, in bytes.
+    /// The total length of the fields in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         self.fields.iter().flatten().map(|field| field.len()).sum::<usize>() + self.unread as usize
     }

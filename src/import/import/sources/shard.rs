@@ -186,7 +186,7 @@ pub(crate) fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usiz
     Ok(filled)
 }
 
-/// Reader of a file with its own offset; the file's shared offset does not change.
+/// Sequential reader of a file with a separate offset: the offset of the open file does not change.
 #[derive(Debug)]
 pub(crate) struct FileAt<F> {
     /// The file.

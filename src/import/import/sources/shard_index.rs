@@ -1,5 +1,5 @@
-//! Index files that name the shards of a data set: `index.json` of MosaicML Streaming (MDS) and of LitData, `PREFIX.idx`
-//! of Megatron. An import reads the shards through their index.
+//! Index files that name the shards of a data set: `index.json` of MosaicML Streaming (MDS) and of LitData,
+//! `PREFIX.idx` of Megatron. An import reads the shards through their index.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};

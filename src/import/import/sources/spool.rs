@@ -1,5 +1,5 @@
-//! Opens shards for reading, and copies those that can be read only sequentially (pipes and compressed files) to a file,
-//! the spool.
+//! Opens shards for reading, and copies those that can be read only sequentially (pipes and compressed files) to a
+//! file, the spool.
 //!
 //! The copy has no name: it disappears when the import ends, however that happens. Its stamp is a hash of
 //! its bytes, so an import from a pipe can resume if the pipe delivers the same bytes again.

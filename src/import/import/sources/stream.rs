@@ -1,8 +1,8 @@
 //! Reads samples from streams of archives and TFRecord shards: pipes, compressed files and objects of stores.
 //!
-//! Samples are members of archives, or records of TFRecord shards, in the order in which they arrive. Nothing is known of
-//! a stream before it is read. So the first sample determines the fields, and samples of a plain archive have no labels:
-//! the numbers of its folders would be known only at the end.
+//! Samples are members of archives, or records of TFRecord shards, in the order in which they arrive. Nothing is known
+//! of a stream before it is read. So the first sample determines the fields, and samples of a plain archive have no
+//! labels: the numbers of its folders would be known only at the end.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -109,8 +109,8 @@ impl StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
-    /// Resumes at `place`, in the first of the inputs. `names`: hashes of the names of the samples before it. If the input
-    /// has number 0, all of these are names of this input; otherwise it is not known which are.
+    /// Resumes at `place`, in the first of the inputs. `names`: hashes of the names of the samples before it. If the
+    /// input has number 0, all of these are names of this input; otherwise it is not known which are.
     pub(crate) fn after(self, place: StreamPlace, names: HashSet<u128>) -> StreamSource {
         let StreamPlace { input, offset, record, .. } = place;
         StreamSource { begin_at: (offset, record), is_resumed_first: input == 0, names, ..self }
@@ -218,9 +218,9 @@ impl StreamSource {
         self.open.take()
     }
 
-    /// Finishes a completed sample: adds the fields that it lacks as `None`, and prefixes its name with the stream's name
-    /// if another stream has the same name, or if all names have a prefix. `None`: the name is still taken, or too long;
-    /// the sample is bad.
+    /// Finishes a completed sample: adds the fields that it lacks as `None`, and prefixes its name with the stream's
+    /// name if another stream has the same name, or if all names have a prefix. `None`: the name is still taken, or too
+    /// long; the sample is bad.
     fn finish(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
@@ -248,7 +248,8 @@ impl StreamSource {
         None
     }
 
-    /// Reads the payload of the current member, whose header states `len_bytes`. Memory grows with the bytes that arrive.
+    /// Reads the payload of the current member, whose header states `len_bytes`. Memory grows with the bytes that
+    /// arrive.
     fn payload(&mut self, len_bytes: u64) -> Result<FieldBytes, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
         if let Some(payload) = members.lend_payload(Stream::lend) {

@@ -67,7 +67,8 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// Decides for archives of this kind as `options` say. `is_open`: the kind was not given, so pairs are searched for.
+    /// Decides for archives of this kind as `options` say. `is_open`: the kind was not given, so pairs are searched
+    /// for.
     pub(super) fn new(kind: SourceKind, options: &SourceOptions, is_open: bool) -> Judge {
         let &SourceOptions { nested, folders: FolderOptions { hidden, .. }, .. } = options;
         let grouped = kind == SourceKind::WebDataset;
@@ -168,8 +169,8 @@ impl Rows {
         Rows { judge, expansion: expansion.clone(), ..Rows::default() }
     }
 
-    /// Appends the members of one shard, or its records, whose names begin with `stem`. The rest of a broken shard is one
-    /// bad entry. Returns the archives that follow the first one in the file.
+    /// Appends the members of one shard, or its records, whose names begin with `stem`. The rest of a broken shard is
+    /// one bad entry. Returns the archives that follow the first one in the file.
     pub(super) fn index_shard(
         &mut self,
         file: Arc<File>,

@@ -1,4 +1,5 @@
-//! The encoding of tar headers: the block of 512 bytes in front of each member, and the records of extended PAX headers.
+//! The encoding of tar headers: the block of 512 bytes in front of each member, and the records of extended PAX
+//! headers.
 //!
 //! A header that GNU tar and Python's tarfile would read differently is invalid.
 

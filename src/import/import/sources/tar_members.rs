@@ -1,5 +1,5 @@
-//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7. Read `tar_header.rs` for their
-//! encoding.
+//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7. Read `tar_header.rs` for
+//! their encoding.
 //!
 //! An archive that GNU tar and Python's tarfile would list differently is rejected: a member that only one
 //! tool sees is an attack or an accident, never a sample. The exception is concatenated archives in one
@@ -55,13 +55,13 @@ struct Records {
 /// One member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
-    /// Its name, as spelled in the archive.
+    /// The name, as spelled in the archive.
     pub name: Vec<u8>,
-    /// Its type.
+    /// The type.
     pub kind: MemberKind,
-    /// Length of its payload in bytes.
+    /// Length of the payload in bytes.
     pub len_bytes: u64,
-    /// Byte offset of its payload in the file or stream.
+    /// Byte offset of the payload in the file or stream.
     pub offset: u64,
 }
 
@@ -158,8 +158,8 @@ impl<I: Input> Members<I> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
 
-    /// After an error: the bad entry for the rest of the shard `path`, which is not read. `stem`: prefix of the names of
-    /// records.
+    /// After an error: the bad entry for the rest of the shard `path`, which is not read. `stem`: prefix of the names
+    /// of records.
     pub(crate) fn lost(&self, stem: &[u8], path: &Path, reason: BadReason) -> BadEntry {
         let bad = match &self.records {
             None => BadEntry::new(path.as_os_str().as_bytes(), reason),
@@ -286,8 +286,8 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
-    /// The whole payload of the current member without a copy, if `lend` lends its bytes; `None`: the payload must be read
-    /// instead. Nothing of the payload may have been read before.
+    /// The whole payload of the current member without a copy, if `lend` lends its bytes; `None`: the payload must be
+    /// read instead. Nothing of the payload may have been read before.
     pub(crate) fn lend_payload<T: Deref<Target = [u8]>>(
         &mut self,
         lend: impl FnOnce(&mut I, usize) -> Option<T>,

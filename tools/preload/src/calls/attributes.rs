@@ -86,39 +86,39 @@ impl Subject {
 
 answers! {
     stat | stat64 | lstat | lstat64(path: Text, out: *mut Stat) -> c_int,
-        at(path), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
+        at(path), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
     __xstat | __xstat64 | __lxstat | __lxstat64(version: c_int, path: Text, out: *mut Stat) -> c_int,
-        at(path), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
+        at(path), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
     fstat | fstat64(fd: c_int, out: *mut Stat) -> c_int,
-        Subject::of_descriptor(fd), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of_descriptor(fd), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
     __fxstat | __fxstat64(version: c_int, fd: c_int, out: *mut Stat) -> c_int,
-        Subject::of_descriptor(fd), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of_descriptor(fd), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
     fstatat | fstatat64(folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of(folder, text(path), flags), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
     __fxstatat | __fxstatat64(version: c_int, folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), subject => subject.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of(folder, text(path), flags), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
     statx(folder: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut Statx) -> c_int,
-        Subject::of(folder, text(path), flags), subject => subject.answer(FullAttributes::of, |full| out.write(full.statx()));
+        Subject::of(folder, text(path), flags), found => found.answer(FullAttributes::of, |full| out.write(full.statx()));
     faccessat(folder: c_int, path: Text, mode: c_int, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), subject => subject.access(mode);
+        Subject::of(folder, text(path), flags), found => found.access(mode);
     access | eaccess | euidaccess(path: Text, mode: c_int) -> c_int,
-        at(path), subject => subject.access(mode);
+        at(path), found => found.access(mode);
     statfs | statfs64(path: Text, out: *mut StatFs) -> c_int,
-        at(path), subject => subject.answer(statfs_of, |stat| out.write(stat));
+        at(path), found => found.answer(statfs_of, |stat| out.write(stat));
     fstatfs | fstatfs64(fd: c_int, out: *mut StatFs) -> c_int,
-        Subject::of_descriptor(fd), subject => subject.answer(statfs_of, |stat| out.write(stat));
+        Subject::of_descriptor(fd), found => found.answer(statfs_of, |stat| out.write(stat));
     statvfs | statvfs64(path: Text, out: *mut StatVfs) -> c_int,
-        at(path), subject => subject.answer(statvfs_of, |stat| out.write(stat));
+        at(path), found => found.answer(statvfs_of, |stat| out.write(stat));
     fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int,
-        Subject::of_descriptor(fd), subject => subject.answer(statvfs_of, |stat| out.write(stat));
+        Subject::of_descriptor(fd), found => found.answer(statvfs_of, |stat| out.write(stat));
     getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
-        at(path), subject => put(subject.xattr(CStr::from_ptr(name)), out, len);
+        at(path), found => put(found.xattr(CStr::from_ptr(name)), out, len);
     fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
-        Subject::of_descriptor(fd), subject => put(subject.xattr(CStr::from_ptr(name)), out, len);
+        Subject::of_descriptor(fd), found => put(found.xattr(CStr::from_ptr(name)), out, len);
     listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t,
-        at(path), subject => put(subject.xattr_names(), out.cast(), len);
+        at(path), found => put(found.xattr_names(), out.cast(), len);
     flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t,
-        Subject::of_descriptor(fd), subject => put(subject.xattr_names(), out.cast(), len);
+        Subject::of_descriptor(fd), found => put(found.xattr_names(), out.cast(), len);
 }
 
 /// The subject of a path that, if it is relative, starts at the working directory.

@@ -32,8 +32,8 @@ fn make(mounted: &MountedPath) -> c_int {
     }))
 }
 
-/// Functions that change one path. Each line: the answer below a mount, names and arguments, the folder to which the path
-/// is relative, and the path.
+/// Functions that change one path. Each line: the answer below a mount, names and arguments, the folder to which the
+/// path is relative, and the path.
 macro_rules! writes {
     ($($what:ident $($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident;)*) => {$(
         instead! {

@@ -45,8 +45,8 @@ macro_rules! instead {
     };
 }
 
-/// Functions that answer about paths and descriptors of mounts, and call the C library's functions for others. Each entry:
-/// names and arguments, the subject if there is one, and the answer.
+/// Functions that answer about paths and descriptors of mounts, and call the C library's functions for others. Each
+/// entry: names and arguments, the subject if there is one, and the answer.
 macro_rules! answers {
     ($($($name:ident)|+ ($($argument:ident: $kind:ty),*) -> $result:ty,
         $subject:expr, $bound:ident => $answer:expr;)*) => {$(

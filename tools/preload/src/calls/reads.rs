@@ -1,8 +1,8 @@
 //! Reads and mappings of descriptors.
 //!
-//! Only [files opened in place](crate::in_place) need these calls; for other descriptors they cost a few loads. Allocators
-//! map memory and read files while they start, before this library's constructor. So nothing here looks up a function or
-//! allocates, unless the descriptor is this library's.
+//! Only [files opened in place](crate::in_place) need these calls; for other descriptors they cost a few loads.
+//! Allocators map memory and read files while they start, before this library's constructor. So nothing here looks up a
+//! function or allocates, unless the descriptor is this library's.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! Indexes objects: those beneath a prefix, from the store's listing, and those that lists name. [`ObjectRoot`] finds the
-//! object of a row of the index again.
+//! Indexes objects: those beneath a prefix, from the store's listing, and those that lists name. [`ObjectRoot`] finds
+//! the object of a row of the index again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -222,8 +222,8 @@ pub(super) struct ListText {
 }
 
 /// Indexes the objects that lists name. A line is a key beneath the list's folder or an address, and optionally a
-/// label. A list in a store may name only objects of that store and of the hosts that the options name. Other lines, and
-/// lines that cannot be imported, are in [`Index::bad`].
+/// label. A list in a store may name only objects of that store and of the hosts that the options name. Other lines,
+/// and lines that cannot be imported, are in [`Index::bad`].
 ///
 /// # Errors
 /// A store does not open or does not answer.

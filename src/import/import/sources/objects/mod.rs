@@ -66,7 +66,7 @@ fn is_list_of_objects(path: &Path) -> bool {
 /// # Errors
 /// Errors of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`, `Unsupported`: objects of
 /// several kinds, or of a kind that is not read from stores.
-pub(crate) fn look(
+pub(crate) fn find(
     paths: &[PathBuf],
     splits: &[String],
     places: &PlaceOptions,
@@ -269,15 +269,15 @@ fn tars(listed: &[Listed]) -> Result<Found> {
     let tars =
         rows.filter(|(one, row)| one.root.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
     let tars: Vec<_> = tars.take(MOST_LOOKED_AT).collect();
-    let look = |&(one, row): &(&Listed, usize), most_bytes: u64| -> Result<_> {
+    let name_and_pair = |&(one, row): &(&Listed, usize), most_bytes: u64| -> Result<_> {
         Ok((one.name(row).to_vec(), pair_at_beginning(one, row, most_bytes)?))
     };
-    let first = tars.first().map(|tar| look(tar, u64::MAX)).transpose()?;
+    let first = tars.first().map(|tar| name_and_pair(tar, u64::MAX)).transpose()?;
     let mut looked_at = Vec::from_iter(first);
     if looked_at.iter().all(|(_, pair)| pair.is_none()) {
         // Long members would have all of these archives read.
         let others = tars.get(1..).unwrap_or_default();
-        looked_at.extend(map_at_once(OPENING, others, |tar| look(tar, LOOKED_AT_BYTES))?);
+        looked_at.extend(map_at_once(OPENING, others, |tar| name_and_pair(tar, LOOKED_AT_BYTES))?);
     }
     let decided = Decided::by(looked_at.into_iter().map(Ok))?;
     let found = shards(listed, decided.kind(), true)?;
