@@ -86,19 +86,19 @@ impl Subject {
 
 answers! {
     stat | stat64 | lstat | lstat64(path: Text, out: *mut Stat) -> c_int,
-        at(path), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
+        at(path), found => found.answer(NodeStat::of, |full| out.write(full.stat()));
     __xstat | __xstat64 | __lxstat | __lxstat64(version: c_int, path: Text, out: *mut Stat) -> c_int,
-        at(path), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
+        at(path), found => found.answer(NodeStat::of, |full| out.write(full.stat()));
     fstat | fstat64(fd: c_int, out: *mut Stat) -> c_int,
-        Subject::of_descriptor(fd), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of_descriptor(fd), found => found.answer(NodeStat::of, |full| out.write(full.stat()));
     __fxstat | __fxstat64(version: c_int, fd: c_int, out: *mut Stat) -> c_int,
-        Subject::of_descriptor(fd), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of_descriptor(fd), found => found.answer(NodeStat::of, |full| out.write(full.stat()));
     fstatat | fstatat64(folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of(folder, text(path), flags), found => found.answer(NodeStat::of, |full| out.write(full.stat()));
     __fxstatat | __fxstatat64(version: c_int, folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
-        Subject::of(folder, text(path), flags), found => found.answer(FullAttributes::of, |full| out.write(full.stat()));
+        Subject::of(folder, text(path), flags), found => found.answer(NodeStat::of, |full| out.write(full.stat()));
     statx(folder: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut Statx) -> c_int,
-        Subject::of(folder, text(path), flags), found => found.answer(FullAttributes::of, |full| out.write(full.statx()));
+        Subject::of(folder, text(path), flags), found => found.answer(NodeStat::of, |full| out.write(full.statx()));
     faccessat(folder: c_int, path: Text, mode: c_int, flags: c_int) -> c_int,
         Subject::of(folder, text(path), flags), found => found.access(mode);
     access | eaccess | euidaccess(path: Text, mode: c_int) -> c_int,
@@ -149,7 +149,7 @@ unsafe fn put(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> s
 }
 
 /// The attributes of a node, and those that the file tree does not know: device and owner.
-pub(crate) struct FullAttributes {
+pub(crate) struct NodeStat {
     attributes: Attributes,
     device: libc::dev_t,
     owner: libc::uid_t,
@@ -161,15 +161,15 @@ fn device(mount: &Mount) -> libc::dev_t {
     libc::makedev(MAJOR, mount.index() as u32 + 1)
 }
 
-impl FullAttributes {
+impl NodeStat {
     /// The attributes of `node`. The caller is [inside](crate::inside::run).
-    pub(crate) fn of(mount: &Mount, opened: &Opened, node: Node) -> Result<FullAttributes, c_int> {
+    pub(crate) fn of(mount: &Mount, opened: &Opened, node: Node) -> Result<NodeStat, c_int> {
         mount.counters.stats.fetch_add(1, Ordering::Relaxed);
         let attributes =
             opened.files.attributes(node, &mut ()).map_err(|error| errno_of(&error))?;
         // SAFETY: the two calls touch no memory.
         let (owner, group) = unsafe { (libc::getuid(), libc::getgid()) };
-        Ok(FullAttributes { attributes, device: device(mount), owner, group })
+        Ok(NodeStat { attributes, device: device(mount), owner, group })
     }
 
     pub(crate) fn stat(&self) -> libc::stat {
