@@ -39,6 +39,7 @@ pub(super) struct Shared {
 }
 
 /// State shared by all requests to one host, also of clients with other users or queries.
+#[derive(Default)]
 struct Host {
     admission: Admission,
     /// Latencies of requests of up to [`SMALL_BYTES`], and of larger ones.
@@ -69,13 +70,7 @@ impl Shared {
         options: PlaceOptions,
         seen: Arc<Seen>,
     ) -> Shared {
-        let host = Arc::new(Host {
-            admission: Admission::new(),
-            latencies: Default::default(),
-            delay: Mutex::default(),
-            copies: Copies::default(),
-            logged: Mutex::default(),
-        });
+        let host = Arc::<Host>::default();
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
         Shared { place, store, options, seen, pool, host }
     }
@@ -381,13 +376,15 @@ struct AdmissionState {
     excess: usize,
 }
 
-impl Admission {
-    fn new() -> Admission {
+impl Default for Admission {
+    fn default() -> Admission {
         let window = Window::new(Instant::now());
         let semaphore = Semaphore::new(window.size());
         Admission { semaphore, state: Mutex::new(AdmissionState { window, excess: 0 }) }
     }
+}
 
+impl Admission {
     /// Waits in line for a permit.
     async fn enter(&self) -> Permit<'_> {
         let permit = self.semaphore.acquire().await;
