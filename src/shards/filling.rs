@@ -69,6 +69,7 @@ struct OpenChunk {
 pub struct FilledShard<'a> {
     image: &'a ShardFilling,
     index: ShardIndex,
+    /// The typed columns of the index.
     columns: Vec<ColumnSpec>,
     /// The chunks after the current one.
     chunks: vec::IntoIter<FilledChunk>,
@@ -370,6 +371,7 @@ impl FilledShard<'_> {
     }
 }
 
+/// Copies a value of a typed column.
 fn owned(value: Value<'_>) -> OwnedValue {
     match value {
         Value::None => OwnedValue::None,
@@ -380,6 +382,7 @@ fn owned(value: Value<'_>) -> OwnedValue {
     }
 }
 
+/// The length of records in an image, which is a multiple of the cell.
 fn padded(len: usize) -> usize {
     len.next_multiple_of(CELL_BYTES as usize)
 }

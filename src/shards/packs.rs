@@ -29,6 +29,7 @@ pub(crate) struct Packs {
 /// A pack in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Pack {
+    /// The whole object.
     bytes: Vec<u8>,
     /// The byte range of each index in `bytes`, by its key.
     ranges: HashMap<u128, Range<usize>>,

@@ -13,11 +13,13 @@ use dlfs_base::process::{Condvar, Mutex};
 /// The decoded runs of a namespace. All its readers share them.
 #[derive(Default)]
 pub(crate) struct RunCache {
+    /// Locked for moments only, never while decoding.
     state: Mutex<RunCacheState>,
     /// Notified when a turn or a read of samples ends.
     ended: Condvar,
 }
 
+/// The runs in memory, and the decoding that goes on.
 #[derive(Default)]
 struct RunCacheState {
     /// The runs in memory, with their numbers; the most recently used last.
@@ -133,6 +135,7 @@ impl RunCacheState {
 /// The turn of a thread to decode runs; other threads that want them wait until it is dropped.
 pub(crate) struct Turn<'a> {
     cache: &'a RunCache,
+    /// The first run of those that are decoded together.
     first: usize,
 }
 
@@ -146,6 +149,7 @@ impl Drop for Turn<'_> {
 /// A read that decodes only its samples of a run.
 pub(crate) struct SampleRead<'a> {
     cache: &'a RunCache,
+    /// Number of the run.
     number: usize,
     /// Offset in the run at which the read ends.
     end: usize,

@@ -25,6 +25,7 @@ use dlfs_base::registry::Registration;
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
+/// The state that clones of a client share.
 struct Inner {
     shared: Arc<Shared>,
     executor: Executor,

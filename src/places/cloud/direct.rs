@@ -389,10 +389,12 @@ fn is_closing(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
+/// The error for a response that is not HTTP.
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the answer is no HTTP: {what}"))
 }
 
+/// The client library's error for a failed exchange.
 fn broken(error: io::Error) -> HttpError {
     let kind = match error.kind() {
         io::ErrorKind::TimedOut => HttpErrorKind::Timeout,
@@ -407,6 +409,7 @@ fn broken(error: io::Error) -> HttpError {
 const LEAST_HEAD: usize = 2 << 10;
 /// Maximum length of a head in bytes.
 const MOST_HEAD: usize = 64 << 10;
+/// Maximum headers of a response.
 const MOST_HEADERS: usize = 128;
 /// Maximum length of an error response's body; longer ones are not read.
 const MOST_SAID: u64 = 64 << 10;

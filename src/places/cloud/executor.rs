@@ -138,6 +138,7 @@ impl<T> Drop for Asked<T> {
     }
 }
 
+/// The thread's name.
 const THREAD: &str = "dlfs-cloud";
 /// Interval at which a waiting thread checks for cancellation.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);

@@ -33,7 +33,9 @@ pub(super) struct Shared {
     pub(super) place: Place,
     pub(super) store: Store,
     pub(super) options: PlaceOptions,
+    /// Counters and connections.
     pub(super) seen: Arc<Seen>,
+    /// Buffers for ranges.
     pub(super) pool: Arc<Pool>,
     host: Arc<Host>,
 }
@@ -370,6 +372,7 @@ struct Admission {
     state: Mutex<AdmissionState>,
 }
 
+/// The window, and the permits that it has withdrawn.
 struct AdmissionState {
     window: Window,
     /// Number of permits to remove as they are returned, because the window has shrunk.
@@ -414,6 +417,7 @@ impl Admission {
 /// A permit for one request in flight.
 pub(super) struct Permit<'a> {
     admission: &'a Admission,
+    /// `None` only while the value is dropped.
     permit: Option<SemaphorePermit<'a>>,
 }
 

@@ -148,6 +148,7 @@ impl Latencies {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) object: usize,
+    /// The bytes of the object.
     pub(crate) range: Range<u64>,
 }
 
@@ -166,7 +167,9 @@ pub(crate) struct Ranges {
     object: usize,
     /// The offset of the next range in this object.
     at: u64,
+    /// Maximum length of a range.
     range_bytes: u64,
+    /// Maximum bytes handed out at once.
     budget_bytes: u64,
     /// Bytes and number of the ranges handed out and not given back.
     held_bytes: u64,

@@ -73,6 +73,7 @@ fn redirected(mut request: HttpRequest, location: &str) -> Result<HttpRequest, R
     Ok(request)
 }
 
+/// The client library's error for a redirect that is not followed.
 fn refused(why: Refused) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, why)
 }

@@ -251,6 +251,7 @@ fn wrong(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Cause {
 const ENDPOINT: &str = "https://huggingface.co";
 const GATED_HINT: &str = "there is no such data set, or it is private or gated: accept its conditions on its page, and \
      give a token that may read it as HF_TOKEN, or with hf auth login";
+/// Maximum length of a stored token: a longer file is not one.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub(super) async fn find(shared: &Shared, key: &Key, may_be_page: bool) -> Resul
     }
 }
 
+/// As [`find`], in a store.
 async fn find_in_store(shared: &Shared, key: &Key) -> Result<Object> {
     let note = Note::default();
     let head = || async {

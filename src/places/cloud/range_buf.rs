@@ -19,6 +19,7 @@ pub(super) struct Pool {
     free: Mutex<Free>,
 }
 
+/// The free buffers of a pool.
 #[derive(Debug, Default)]
 struct Free {
     buffers: Vec<Vec<u8>>,
@@ -73,9 +74,11 @@ impl Drop for Kept {
 pub(super) struct RangeBuf {
     /// The buffer; the bytes from `filled` on are stale.
     bytes: Vec<u8>,
+    /// Number of bytes received.
     filled: usize,
     /// Length of the range.
     len: usize,
+    /// The pool that gets the memory back; `None`: the memory is freed.
     pool: Option<Arc<Pool>>,
 }
 

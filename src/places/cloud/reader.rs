@@ -40,6 +40,7 @@ pub struct Reader {
 /// A range that has arrived.
 #[derive(Debug)]
 struct Current {
+    /// The whole range, also shared with loans.
     bytes: Arc<RangeBuf>,
     /// Number of bytes read.
     read: usize,

@@ -23,7 +23,7 @@ pub(super) fn sift(page: &str) -> (String, Vec<String>) {
     (kept, refused)
 }
 
-/// The treatment of a listed key.
+/// Sorts of listed keys, and their treatment.
 enum KeySort {
     /// Stays on the page.
     Object,
@@ -33,6 +33,7 @@ enum KeySort {
     Refused,
 }
 
+/// The treatment of a key.
 fn sort_of(key: &str) -> KeySort {
     let is_odd = |part: &str| matches!(part, "" | "." | "..");
     match key.strip_suffix('/') {

@@ -200,6 +200,7 @@ fn client_options(options: &PlaceOptions, is_plain: bool) -> ClientOptions {
         .with_pool_idle_timeout(IDLE)
 }
 
+/// The timeouts of connections.
 fn limits(options: &PlaceOptions) -> Limits {
     let silence = options.silence;
     Limits { connect: silence.min(CONNECT), silence, idle: IDLE }

@@ -134,6 +134,7 @@ struct Watched {
     seen: Arc<Seen>,
 }
 
+/// The response to a request, once it has begun.
 type Answer<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'a>>;
 
 impl HttpService for Watched {
@@ -243,6 +244,7 @@ pub(super) async fn beginning(body: HttpResponseBody) -> Vec<u8> {
     bytes
 }
 
+/// The error for a body that is read whole and exceeds [`MAX_PAGE_BYTES`].
 #[derive(Debug, thiserror::Error)]
 #[error("a page of a listing, or another answer that is read whole, has more than 64 MiB")]
 pub(super) struct TooLong;

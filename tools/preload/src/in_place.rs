@@ -54,6 +54,7 @@ enum Bytes {
 /// The files by descriptor.
 type Table = Mutex<HashMap<c_int, Arc<InPlaceFile>>>;
 
+/// The table of this process; a forked child begins with a copy of its parent's.
 static TABLE: Forked<Table> = Forked::empty();
 /// The descriptors that may be in the table, as a bit set.
 static MAY_BE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
@@ -328,6 +329,7 @@ fn find(fd: c_int) -> Option<Arc<InPlaceFile>> {
     None
 }
 
+/// The table, which the first call makes.
 fn table() -> &'static Table {
     TABLE.get_or_init(|| {
         // A forked child inherits its parent's descriptors.
@@ -336,6 +338,7 @@ fn table() -> &'static Table {
     })
 }
 
+/// Locks the table, also after a panic.
 fn lock(table: &Table) -> MutexGuard<'_, HashMap<c_int, Arc<InPlaceFile>>> {
     table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

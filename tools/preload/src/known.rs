@@ -40,10 +40,12 @@ pub(crate) fn find_node(fd: c_int, stat: &libc::stat) -> Option<(&'static Mount,
     Some((known.mount, known.node))
 }
 
+/// The slot of a descriptor.
 fn slot_of(fd: c_int) -> Option<&'static Mutex<Option<Known>>> {
     usize::try_from(fd).ok().map(|fd| &KNOWN[fd % SLOTS])
 }
 
+/// The identity of a file's content.
 fn inode_of(stat: &libc::stat) -> Inode {
     (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec)
 }

@@ -93,6 +93,7 @@ static WORKING: WorkingFolder = WorkingFolder {
     is_near: AtomicBool::new(false),
 };
 
+/// A working directory. Readers take no lock: while the path changes, `len` is 0.
 struct WorkingFolder {
     /// Length of the path in bytes; 0: the path is not known, or is changing.
     len: AtomicUsize,

@@ -61,6 +61,7 @@ fn lines(mount: &Mount) -> String {
     lines.iter().map(|line| format!("{begin}: {line}\n")).collect()
 }
 
+/// The line about readahead.
 fn ahead_line(ahead: &FilesAhead) -> String {
     let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
     let ended = ahead.ended().map_or(String::new(), |why| format!(", ended: {why}"));
@@ -69,6 +70,7 @@ fn ahead_line(ahead: &FilesAhead) -> String {
     )
 }
 
+/// The line about an epoch.
 fn epoch_line(counts: EpochCounts) -> String {
     let EpochCounts { epoch, files: FileCounts { opens, reads, bytes }, places } = counts;
     let from = places.iter().map(|place| {

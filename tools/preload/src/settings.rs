@@ -16,6 +16,7 @@ pub(crate) struct Setting {
     pub(crate) prefix: Vec<u8>,
     /// The data set.
     pub(crate) addresses: Vec<Address>,
+    /// The tiers in front of the data set, the fastest first; empty: none.
     pub(crate) tiers: Vec<TierSpec>,
     /// Length in bytes of the longest file that is copied into memory.
     pub(crate) copy_bytes: u64,

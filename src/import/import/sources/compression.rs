@@ -126,6 +126,7 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
 
 /// Bytes at the start of a file that suffice to detect its compression.
 pub(crate) const HEAD_BYTES: u64 = 1024;
+/// Compressed bytes read at a time.
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Memory limit of the xz decoder; files of xz's strongest setting need 65 MiB.
 #[cfg(feature = "formats")]

@@ -242,6 +242,7 @@ fn position(text: &[u8], part: &[u8]) -> Option<usize> {
 
 /// Bytes at the beginning of a file, or of its decompressed data, that are examined.
 const HEAD_BYTES: usize = 4096;
+/// Ends of lower-case names: of compressed files, and of shards.
 const COMPRESSED_ENDS: &[&[u8]] =
     &[b".gz", b".zst", b".zstd", b".xz", b".bz2", b".bzip2", b".lz4", b".gzip"];
 const TAR_ENDS: &[&[u8]] =

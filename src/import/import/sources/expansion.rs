@@ -14,6 +14,7 @@ use super::bad::BadReason;
 #[derive(Debug, Clone)]
 pub struct Expansion(Arc<ExpansionCounts>);
 
+/// The limit and the counts that clones share.
 #[derive(Debug)]
 struct ExpansionCounts {
     /// Maximum bytes produced for each byte read.

@@ -43,8 +43,11 @@ pub struct Index {
 /// The values of one field of all rows, `width` bytes for each row.
 #[derive(Debug)]
 struct FieldValues {
+    /// Index of the field in [`Index::fields`].
     field: u16,
+    /// Length of each value in bytes.
     width: usize,
+    /// The values, by row.
     bytes: Vec<u8>,
 }
 

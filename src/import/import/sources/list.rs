@@ -127,6 +127,7 @@ pub(super) fn labelled(line: &[u8]) -> Result<(&[u8], Option<i64>), BadReason> {
     Ok((path, label.map(number).transpose()?))
 }
 
+/// Parses a label.
 fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }

@@ -31,6 +31,7 @@ pub(super) struct Listing<R> {
     pub(super) file_counts: FileCounts,
 }
 
+/// A file or object.
 #[derive(Debug)]
 struct ListedFile {
     /// Number of the name.

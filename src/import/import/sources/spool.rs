@@ -117,6 +117,7 @@ fn widen(pipe: &impl AsFd) {
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
 }
 
+/// Bytes copied at a time.
 const COPY_BYTES: usize = 256 * 1024;
 /// The kernel's limit for a pipe of an unprivileged user.
 const PIPE_BYTES: usize = 1 << 20;

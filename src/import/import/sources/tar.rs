@@ -158,6 +158,7 @@ struct Archive {
 #[derive(Debug)]
 struct Link {
     row: u64,
+    /// The sample name of the target.
     target: Vec<u8>,
     /// A target before this row is preferred: a hard link means the file as it was when the link was added.
     before: u64,

@@ -110,11 +110,13 @@ pub(crate) struct Appended {
 struct Extended {
     /// Set if there was a PAX header.
     pax: bool,
+    /// The name, link target and payload length that replace those of the member's header.
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     len_bytes: Option<u64>,
     /// Set by any record of a sparse file.
     sparse: bool,
+    /// The name of a sparse file, which replaces `name`.
     sparse_name: Option<Vec<u8>>,
 }
 

@@ -40,12 +40,14 @@ pub(super) fn next_len(from: &mut dyn Read) -> Result<Option<u64>, BadReason> {
 
 const ENDS_IN_HEADER: BadReason = BadReason::Truncated("the shard ends inside a record's header");
 
+/// The payload's length in a header, whose checksum is verified.
 fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
     let (len, crc) = header.split_first_chunk::<8>().expect("the header is longer than 8 bytes");
     check("length", crc32c(len), crc.try_into().expect("12 - 8 bytes"))?;
     Ok(u64::from_le_bytes(*len))
 }
 
+/// Compares the CRC32C of the part `what` of a record with the stored checksum.
 fn check(what: &'static str, crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
     let found = u32::from_le_bytes(stored);
     let expected = masked(crc);
