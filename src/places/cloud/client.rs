@@ -15,7 +15,7 @@ use super::listing::{find, limited, list};
 use super::range_buf::{Pool, RangeBuf};
 use super::store::Store;
 use super::wanted::{Version, Wanted};
-use super::watch::{LISTING, Listing, Note, Seen};
+use super::watch::{Connections, LISTING, Listing, Note};
 use crate::{Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::metrics::{self, Measured, Snapshot};
@@ -35,7 +35,8 @@ struct Inner {
 
 impl Measured for Shared {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let PlaceStats { requests, retries, throttled, hedges, bytes } = self.seen.counts.read();
+        let PlaceStats { requests, retries, throttled, hedges, bytes } =
+            self.connections.counts.read();
         for (metric, value) in [
             (&metrics::OBJECT_REQUESTS, requests),
             (&metrics::OBJECT_RETRIES, retries),
@@ -61,9 +62,9 @@ impl Client {
         let executor = Executor::start(options.cancel.clone())?;
         let options = options.clone();
         let shared = opened(&executor, place, |root| async move {
-            let seen = Arc::<Seen>::default();
-            let store = Store::open(&root, &options, Arc::clone(&seen)).await?;
-            Ok(Shared::new(root, store, options, seen))
+            let connections = Arc::<Connections>::default();
+            let store = Store::open(&root, &options, Arc::clone(&connections)).await?;
+            Ok(Shared::new(root, store, options, connections))
         })?;
         let _metered = Arc::new(Registration::new(&shared));
         Ok(Client(Arc::new(Inner { _metered, shared, executor })))
@@ -78,7 +79,8 @@ impl Client {
         let Inner { shared, executor, _metered } = &*self.0;
         let shared = Arc::clone(shared);
         let shared = opened(executor, place, |root| async move {
-            let store = Store::open(&root, &shared.options, Arc::clone(&shared.seen)).await?;
+            let store =
+                Store::open(&root, &shared.options, Arc::clone(&shared.connections)).await?;
             Ok(shared.beside(root, store))
         })?;
         let executor = executor.clone();
@@ -129,7 +131,7 @@ impl Client {
 
     /// Counters so far.
     pub fn stats(&self) -> PlaceStats {
-        self.0.shared.seen.counts.read()
+        self.0.shared.connections.counts.read()
     }
 
     /// The object with this key.

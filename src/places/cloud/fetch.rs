@@ -21,7 +21,7 @@ use super::flow::{Latencies, Patience, Retry, Window};
 use super::range_buf::{Pool, RangeBuf};
 use super::store::Store;
 use super::wanted::{Version, Wanted};
-use super::watch::{Note, Seen};
+use super::watch::{Connections, Note};
 use super::web::Web;
 use crate::{Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -33,8 +33,8 @@ pub(super) struct Shared {
     pub(super) place: Place,
     pub(super) store: Store,
     pub(super) options: PlaceOptions,
-    /// Counters and connections.
-    pub(super) seen: Arc<Seen>,
+    /// Connections to the host, and counters of requests.
+    pub(super) connections: Arc<Connections>,
     /// Buffers for ranges.
     pub(super) pool: Arc<Pool>,
     host: Arc<Host>,
@@ -70,19 +70,19 @@ impl Shared {
         place: Place,
         store: Store,
         options: PlaceOptions,
-        seen: Arc<Seen>,
+        connections: Arc<Connections>,
     ) -> Shared {
         let host = Arc::<Host>::default();
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
-        Shared { place, store, options, seen, pool, host }
+        Shared { place, store, options, connections, pool, host }
     }
 
     /// Another store on the same host. It shares the counters, buffers and the host's state.
     pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
         let options = self.options.clone();
-        let seen = self.seen.clone();
+        let connections = self.connections.clone();
         let pool = self.pool.clone();
-        Shared { place, store, options, seen, pool, host: self.host.clone() }
+        Shared { place, store, options, connections, pool, host: self.host.clone() }
     }
 
     /// Notes that a response began `took` after its request.
@@ -211,7 +211,7 @@ impl Shared {
             let Some(pause) = pause else {
                 return Err(failure.given_up(failures, was_sent).target(address()));
             };
-            self.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
+            self.connections.counts.retries.fetch_add(1, Ordering::Relaxed);
             if self.host.may_log() {
                 let address = address();
                 tracing::warn!("{address}: attempt {failures} failed, and is made again: {why}");
@@ -241,7 +241,7 @@ impl Shared {
             None => match admission.try_enter().filter(|_| latencies.lock().may_hedge()) {
                 None => first.await,
                 Some(_permit) => {
-                    self.seen.counts.hedges.fetch_add(1, Ordering::Relaxed);
+                    self.connections.counts.hedges.fetch_add(1, Ordering::Relaxed);
                     match select(first, pin!(self.attempt(wanted, &Note::default()))).await {
                         Either::Left((Ok(done), _)) | Either::Right((Ok(done), _)) => Ok(done),
                         // If both fail, the later failure counts.
@@ -316,7 +316,7 @@ impl Shared {
         match failure {
             None => self.host.admission.ended(|window, is_full| window.succeeded(now, is_full)),
             Some(Failure::Passing { throttled: true, .. }) => {
-                self.seen.counts.throttled.fetch_add(1, Ordering::Relaxed);
+                self.connections.counts.throttled.fetch_add(1, Ordering::Relaxed);
                 self.host.admission.ended(|window, _| window.throttled(now, sent));
             }
             Some(_) => {}
@@ -330,7 +330,7 @@ impl Shared {
 
     /// Counts bytes of a range that have arrived.
     pub(super) fn count_bytes(&self, bytes: u64) {
-        self.seen.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.connections.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Requests a range once, and receives it.

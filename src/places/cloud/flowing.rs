@@ -112,7 +112,7 @@ pub(super) async fn flow(
             None => broken = Broken::default(),
             Some(Failure::Final(error)) => return Err(named(error)),
             Some(failure) => {
-                shared.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
+                shared.connections.counts.retries.fetch_add(1, Ordering::Relaxed);
                 broken.answers += 1;
                 broken.waited += arrived.waited;
                 let is_late = broken.waited > shared.options.patience;

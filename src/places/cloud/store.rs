@@ -16,7 +16,7 @@ use super::aws_profile::profile_settings;
 use super::failure::Failure;
 use super::http_client::Limits;
 use super::hub::{Hub, endpoint_and_headers, with_hint};
-use super::watch::{Note, Noted, Seen, Watching};
+use super::watch::{Connections, Note, Noted, Watching};
 use super::web::Web;
 use crate::{Place, PlaceOptions, Scheme};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -67,10 +67,10 @@ impl Store {
     pub(super) async fn open(
         place: &Place,
         options: &PlaceOptions,
-        seen: Arc<Seen>,
+        connections: Arc<Connections>,
     ) -> Result<Store> {
         match place.scheme() {
-            Scheme::S3 => s3(place, options, seen).await,
+            Scheme::S3 => s3(place, options, connections).await,
             Scheme::Gs => {
                 let builder = recognised(options.settings.iter().cloned())
                     .fold(GoogleCloudStorageBuilder::from_env(), |builder, (key, value)| {
@@ -81,7 +81,7 @@ impl Store {
                     .with_bucket_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options), None));
+                    .with_http_connector(Watching::new(connections, limits(options), None));
                 store_of(builder.build())
             }
             Scheme::Az => {
@@ -96,11 +96,11 @@ impl Store {
                     .with_container_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options), None));
+                    .with_http_connector(Watching::new(connections, limits(options), None));
                 store_of(builder.build())
             }
             Scheme::Http | Scheme::Https => {
-                let watching = Watching::new(seen, limits(options), None);
+                let watching = Watching::new(connections, limits(options), None);
                 let web = Web::open(place, &watching).map_err(|error| invalid(&error))?;
                 let objects = http(place.base_url(), options, watching)?;
                 Ok(Store { objects, pages: None, web: Some(web) })
@@ -108,7 +108,7 @@ impl Store {
             Scheme::Hf => {
                 let (endpoint, headers) = endpoint_and_headers(options)?;
                 let limits = limits(options);
-                let watching = Watching::new(seen, limits, Some(headers));
+                let watching = Watching::new(connections, limits, Some(headers));
                 let hub = Hub::open(place, endpoint, &watching)?;
                 let objects = http(hub.files(), options, watching)?;
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
@@ -136,7 +136,7 @@ fn recognised<K: FromStr>(
 }
 
 /// Opens a bucket of Amazon S3 or a compatible store. Settings override the environment, which overrides the profile.
-async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<Store> {
+async fn s3(place: &Place, options: &PlaceOptions, connections: Arc<Connections>) -> Result<Store> {
     let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let mut builder = AmazonS3Builder::from_env();
     let key_variables = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
@@ -172,7 +172,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
         .with_bucket_name(place.authority())
         .with_client_options(client)
         .with_retry(no_retry())
-        .with_http_connector(Watching::new(seen, limits(options), None));
+        .with_http_connector(Watching::new(connections, limits(options), None));
     store_of(builder.build())
 }
 

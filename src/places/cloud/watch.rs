@@ -80,10 +80,11 @@ tokio::task_local! {
     pub(super) static LISTING: Listing;
 }
 
-/// The counters and connections that all clients of a host share.
+/// The connections to a host, and the counters of requests to it. All clients of the host share them.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Connections {
     pub(super) counts: Counts,
+    /// The HTTP client, made for the first request.
     client: OnceLock<Client>,
     /// Connections for ranges over plain HTTP; `None`: the environment names a proxy.
     direct: OnceLock<Option<Arc<Direct>>>,
@@ -92,7 +93,7 @@ pub(super) struct Seen {
 /// Creates HTTP clients whose requests are observed.
 #[derive(Debug)]
 pub(super) struct Watching {
-    seen: Arc<Seen>,
+    connections: Arc<Connections>,
     limits: Limits,
     /// Headers to add to each request. `None`: requests need no more headers, so [`Direct`] may send them.
     headers: Option<HeaderMap>,
@@ -100,27 +101,32 @@ pub(super) struct Watching {
 
 impl Watching {
     /// Observes requests, and adds `headers` to them if given.
-    pub(super) fn new(seen: Arc<Seen>, limits: Limits, headers: Option<HeaderMap>) -> Watching {
-        Watching { seen, limits, headers }
+    pub(super) fn new(
+        connections: Arc<Connections>,
+        limits: Limits,
+        headers: Option<HeaderMap>,
+    ) -> Watching {
+        Watching { connections, limits, headers }
     }
 }
 
 impl HttpConnector for Watching {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        let seen = Arc::clone(&self.seen);
-        let client = match seen.client.get() {
+        let connections = Arc::clone(&self.connections);
+        let client = match connections.client.get() {
             Some(client) => client.clone(),
             None => {
                 let client = http_client::client(self.limits).map_err(|error| {
                     object_store::Error::Generic { store: "HTTP", source: Box::new(error) }
                 })?;
-                seen.client.get_or_init(|| client).clone()
+                connections.client.get_or_init(|| client).clone()
             }
         };
-        let direct = || seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone();
+        let direct =
+            || connections.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone();
         let direct = if self.headers.is_none() { direct() } else { None };
         let headers = self.headers.clone().unwrap_or_default();
-        Ok(HttpClient::new(Watched { client, direct, headers, seen }))
+        Ok(HttpClient::new(Watched { client, direct, headers, connections }))
     }
 }
 
@@ -131,7 +137,7 @@ struct Watched {
     /// `None`: `client` sends all requests.
     direct: Option<Arc<Direct>>,
     headers: HeaderMap,
-    seen: Arc<Seen>,
+    connections: Arc<Connections>,
 }
 
 /// The response to a request, once it has begun.
@@ -155,7 +161,7 @@ impl HttpService for Watched {
             if let Some(note) = &note {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
-            self.seen.counts.requests.fetch_add(1, Ordering::Relaxed);
+            self.connections.counts.requests.fetch_add(1, Ordering::Relaxed);
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
             // Requests for objects have a note; `fetch.rs` limits their bodies. Other bodies are limited here.
             let is_object = request.extensions().get::<Note>().is_some();

@@ -29,14 +29,16 @@ fn split_of_shard(name: &str) -> Option<&str> {
 
 /// The name of the split that a word stands for.
 pub(super) fn canonical(word: &str) -> Option<&'static str> {
-    let is = |words: &[&str]| words.iter().any(|other| word.eq_ignore_ascii_case(other));
-    match () {
-        () if is(&["train", "training"]) => Some("train"),
-        () if is(&["validation", "valid", "val", "dev"]) => Some("validation"),
-        () if is(&["test", "testing", "eval", "evaluation"]) => Some("test"),
-        () => None,
-    }
+    let stands = |words: &[&str]| words.iter().any(|other| word.eq_ignore_ascii_case(other));
+    SPLIT_WORDS.into_iter().find(|(_, words)| stands(words)).map(|(split, _)| split)
 }
+
+/// Splits, and the words that stand for each.
+const SPLIT_WORDS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "val", "dev"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
 
 #[cfg(test)]
 mod tests {
