@@ -360,8 +360,8 @@ const MOST_AT_ONCE: usize = 128;
 const QUEUE_DEPTH: u16 = 128;
 /// A read is short if its run has this many times its bytes. A reader that wants the whole run reads more at a time.
 const SHORT: u64 = 8;
-/// Maximum bytes of decoded runs in memory, but always one run: enough for the runs that are decoded at a time, and for
-/// those decoded together with them.
+/// Maximum bytes of decoded runs in memory, but always one run. A thread that waits for a run must still find it there
+/// after the runs that are decoded together with it.
 const KEPT_BYTES: u64 = DECODED_BYTES;
 /// The same for runs whose samples can be decoded alone: these are seldom read again from memory.
 const KEPT_BESIDE_PLACES_BYTES: u64 = 8 << 20;

@@ -163,8 +163,8 @@ impl HttpService for Watched {
             }
             self.connections.counts.requests.fetch_add(1, Ordering::Relaxed);
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
-            // Requests for objects have a note; `fetch.rs` limits their bodies. Other bodies are limited here.
-            let is_object = request.extensions().get::<Note>().is_some();
+            // The sender of a request with a note limits the body; other bodies are limited here.
+            let has_note = request.extensions().get::<Note>().is_some();
             let mut answer = self.execute(request).await?;
             if let Some(len) = wanted {
                 // The client library requires a length even if the body is chunked. The bytes received are
@@ -176,7 +176,7 @@ impl HttpService for Watched {
                 noted.status = Some(answer.status().as_u16());
                 noted.retry_after = retry_after(&answer);
             }
-            match (answer.status().is_success(), is_object) {
+            match (answer.status().is_success(), has_note) {
                 (true, true) => Ok(answer),
                 (true, false) => self.bounded(answer, lists).await,
                 (false, _) => {

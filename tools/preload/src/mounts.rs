@@ -15,10 +15,8 @@ use dlfs::process::Forked;
 use dlfs::{Error, ErrorKind};
 
 use crate::ahead::FilesAhead;
-use crate::inside;
-use crate::paths;
-use crate::report;
 use crate::settings::{Setting, has_more_rights_than_its_caller, parse, variable};
+use crate::{inside, paths, report};
 
 /// Reads the environment. `DLFS_ORDER` is the order of the first mount, unless that has `;order=`. An error in
 /// `DLFS_MOUNTS` is reported in one line, and the program then runs without this library.

@@ -4,10 +4,8 @@
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-use crate::files;
-use crate::inside;
 use crate::mounts::{self, Mount};
-use crate::syscalls;
+use crate::{files, inside, syscalls};
 
 /// A path below a mount.
 pub(crate) struct MountedPath {

@@ -8,9 +8,8 @@ use dlfs::dataset::{AheadStats, EpochCounts, FileCounts, Place};
 use dlfs::qpair::folder::FolderStats;
 
 use crate::ahead::FilesAhead;
-use crate::inside;
 use crate::mounts::{Mount, Opened, all};
-use crate::syscalls;
+use crate::{inside, syscalls};
 
 /// The destination of the report: `-` is stderr, other names are files that it is appended to.
 static DESTINATION: OnceLock<CString> = OnceLock::new();

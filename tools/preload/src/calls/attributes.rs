@@ -8,11 +8,10 @@ use libc::{AT_EMPTY_PATH, AT_FDCWD, size_t, ssize_t};
 use dlfs::posix::{Attributes, Node};
 
 use super::{Text, returned, text};
-use crate::files;
-use crate::inside;
 use crate::mounts::{Mount, Opened, errno_of};
 use crate::paths::{self, MountedPath};
 use crate::real::{Stat, StatFs, StatVfs, Statx};
+use crate::{files, inside};
 
 /// The subject of a call: a path below a mount, or the node behind a descriptor.
 enum Subject {

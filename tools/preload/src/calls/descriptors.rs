@@ -11,9 +11,8 @@ use std::ffi::{c_int, c_long, c_uint};
 use dlfs::process::{is_ours, mark_ours};
 
 use super::returned;
-use crate::inside;
 use crate::syscalls::{self, called};
-use crate::{in_place, mounts};
+use crate::{in_place, inside, mounts};
 
 instead! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {

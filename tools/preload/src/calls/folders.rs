@@ -12,12 +12,10 @@ use libc::{AT_FDCWD, DIR, dirent};
 use dlfs::posix::{FIRST, Folder, Node};
 
 use super::{Text, mounted, returned};
-use crate::files;
-use crate::inside;
 use crate::mounts::{Mount, Opened};
 use crate::paths::MountedPath;
 use crate::real::{Filter, Order};
-use crate::syscalls;
+use crate::{files, inside, syscalls};
 
 instead! {
     fn fdopendir(fd: c_int) -> *mut DIR {

@@ -8,9 +8,8 @@ use std::ffi::{CStr, c_int};
 use libc::{AT_FDCWD, FILE, mode_t};
 
 use super::{Text, mounted, returned, text};
-use crate::inside;
 use crate::paths::MountedPath;
-use crate::syscalls;
+use crate::{inside, syscalls};
 
 /// Functions that open a path below a mount here. Each line: names and arguments, the folder to which the path is
 /// relative, the path, and the flags.

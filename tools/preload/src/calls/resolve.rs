@@ -8,9 +8,8 @@ use libc::{AT_FDCWD, size_t, ssize_t};
 use dlfs::posix::{Folder, Node};
 
 use super::{Text, mounted, returned};
-use crate::files;
-use crate::inside;
 use crate::paths::{self, MountedPath};
+use crate::{files, inside};
 
 instead! {
     // Changes the working directory. A folder below a mount is refused, because the kernel cannot enter it.
