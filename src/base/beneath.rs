@@ -41,18 +41,20 @@ pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
+/// Opens `path` component by component; it is neither absolute nor has `..`.
 fn open_stepwise(
     root: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
     mode: Mode,
 ) -> Result<OwnedFd, Errno> {
-    let mut held: Option<OwnedFd> = None;
+    // The folder reached so far; `None`: `root`.
+    let mut folder: Option<OwnedFd> = None;
     let mut names = components(path).peekable();
     while let Some(name) = names.next() {
-        let at = held.as_ref().map_or(root, |fd| fd.as_fd());
+        let at = folder.as_ref().map_or(root, |fd| fd.as_fd());
         if names.peek().is_some() {
-            held = Some(enter(at, name)?);
+            folder = Some(enter(at, name)?);
             continue;
         }
         return match fs::openat(at, name, flags, mode) {
@@ -64,6 +66,7 @@ fn open_stepwise(
     fs::openat(root, c".", flags, mode)
 }
 
+/// Opens the folder `name` in the folder `at`, to open entries in it.
 fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     match fs::openat(at, name, flags, Mode::empty()) {
@@ -84,6 +87,7 @@ fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Returns whether `name` in the folder `at` is a symbolic link.
 fn is_link(at: BorrowedFd<'_>, name: &[u8]) -> bool {
     fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)

@@ -28,19 +28,22 @@ pub fn crc32c_combine(first: u32, second: u32, len: u64) -> u32 {
 }
 
 /// [`crc32c_combine`] for second parts of one fixed length, some hundred times as fast.
-pub struct Combination([u32; 32]);
+pub struct Combination(
+    /// The contribution of each bit of the first CRC32C to the result.
+    [u32; 32],
+);
 
 impl Combination {
     /// Prepares for second parts of `len` bytes. Costs a millisecond.
     pub fn of(len: u64) -> Combination {
-        // The result is linear in the first CRC32C, so it suffices to know what each bit of that contributes.
+        // The result is linear in the first CRC32C, so the contribution of each of its bits suffices.
         Combination(std::array::from_fn(|bit| crc32c_combine(1 << bit, 0, len)))
     }
 
     /// CRC32C of the concatenation of two parts: the first has the CRC32C `first`, the second `second`.
     pub fn combine(&self, first: u32, second: u32) -> u32 {
         let bits = self.0.iter().enumerate().filter(|(bit, _)| first >> bit & 1 == 1);
-        bits.fold(second, |crc, (_, of_bit)| crc ^ of_bit)
+        bits.fold(second, |crc, (_, contribution)| crc ^ contribution)
     }
 }
 

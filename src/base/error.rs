@@ -55,15 +55,20 @@ pub enum ErrorKind {
 pub struct Error(Box<Inner>);
 
 #[derive(Clone)]
+/// The parts of an error. An absent part of the context is `None`.
 struct Inner {
     kind: ErrorKind,
+    /// The failed operation and the reason, on one line.
     message: Cow<'static, str>,
     nsid: Option<Nsid>,
     lba: Option<Lba>,
     sample: Option<SampleId>,
     path: Option<PathBuf>,
+    /// The address of a target or image, as the user wrote it.
     target: Option<String>,
+    /// A remedy for the user.
     hint: Option<Cow<'static, str>>,
+    /// The cause. Shared, so that [`Error::to_others`] can copy it.
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -84,6 +89,20 @@ impl Error {
             hint: None,
             source: None,
         }))
+    }
+
+    /// An `InvalidArgument` error with a hint.
+    pub fn invalid(
+        text: impl Into<Cow<'static, str>>,
+        hint: impl Into<Cow<'static, str>>,
+    ) -> Error {
+        Error::new(ErrorKind::InvalidArgument, text).hint(hint)
+    }
+
+    /// The operating system's error for the file at `path`; `what` names the failed operation.
+    pub fn of_file(what: &'static str, path: impl Into<PathBuf>, error: std::io::Error) -> Error {
+        let kind = Error::from(std::io::Error::from(error.kind())).kind();
+        Error::new(kind, what).path(path).source(error)
     }
 
     /// The kind, for callers to act on.
@@ -199,8 +218,8 @@ impl std::error::Error for Error {
     }
 }
 
-/// `len` zero bytes. For lengths that media, a peer or a source states: if one is absurd, this is an error
-/// instead of the end of the process.
+/// A vector of `len` zero bytes. For lengths that media, a peer or a source states: an absurd length is an error, where
+/// `vec!` would abort the process.
 ///
 /// # Errors
 /// `OutOfMemory`: the operating system has no memory.
@@ -234,22 +253,6 @@ pub fn cannot_listen(what: &str, address: SocketAddr, error: std::io::Error) -> 
         _ => (ErrorKind::Io, "check the address"),
     };
     Error::new(kind, format!("cannot {what} on {address}")).source(error).hint(hint)
-}
-
-impl Error {
-    /// An `InvalidArgument` error with a hint.
-    pub fn invalid(
-        text: impl Into<Cow<'static, str>>,
-        hint: impl Into<Cow<'static, str>>,
-    ) -> Error {
-        Error::new(ErrorKind::InvalidArgument, text).hint(hint)
-    }
-
-    /// The operating system's error for the file at `path`; `what` names the failed operation.
-    pub fn of_file(what: &'static str, path: impl Into<PathBuf>, error: std::io::Error) -> Error {
-        let kind = Error::from(std::io::Error::from(error.kind())).kind();
-        Error::new(kind, what).path(path).source(error)
-    }
 }
 
 impl From<std::io::Error> for Error {

@@ -40,7 +40,8 @@ impl FromStr for Links {
     }
 }
 
-/// Returns whether any component of a path is hidden, or is a name that file systems and tools leave behind.
+/// Returns whether a component of the path `name` begins with a dot, or is a file that file systems and tools leave
+/// behind.
 pub fn is_dropping(name: &[u8]) -> bool {
     name.split(|&byte| byte == b'/').any(|part| {
         part.starts_with(b".") && part != b"." && part != b".."

@@ -19,6 +19,8 @@ pub mod folders;
 pub mod messages;
 pub mod metrics;
 #[doc(hidden)]
+pub mod nameless_file;
+#[doc(hidden)]
 pub mod percent;
 pub mod permutation;
 pub mod process;

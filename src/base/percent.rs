@@ -2,8 +2,7 @@
 
 use std::fmt::{Result, Write};
 
-/// Writes `bytes`, with `%XX` for each byte of a character that `is_special`, and for bytes that are not
-/// UTF-8.
+/// Writes `bytes`, with `%XX` for each byte of a character that `is_special`, and for each byte that is not UTF-8.
 pub fn escape(out: &mut impl Write, bytes: &[u8], is_special: impl Fn(char) -> bool) -> Result {
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -20,13 +19,12 @@ pub fn escape(out: &mut impl Write, bytes: &[u8], is_special: impl Fn(char) -> b
     Ok(())
 }
 
-/// Decodes each `%XX` in `text` that encodes a byte for which `counts` is true; leaves other percent signs
-/// unchanged.
-pub fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
+/// Decodes each `%XX` in `text` whose byte passes `is_decoded`; leaves other percent signs unchanged.
+pub fn unescape(text: &str, is_decoded: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut rest = text.as_bytes();
     let mut out = Vec::with_capacity(rest.len());
     while let Some((&first, tail)) = rest.split_first() {
-        match hex_pair(tail).filter(|&byte| first == b'%' && counts(byte)) {
+        match hex_pair(tail).filter(|&byte| first == b'%' && is_decoded(byte)) {
             Some(byte) => {
                 out.push(byte);
                 rest = &tail[2..];

@@ -75,15 +75,15 @@ pub struct Permutation {
     low_bits: u32,
     rounds: u32,
     /// Keys of the rounds; entries after the first `rounds` are zero.
-    round_keys: [u64; ROUNDS_OF_FEW],
+    round_keys: [u64; SMALL_ROUNDS],
 }
 
 impl Permutation {
     /// The permutation of 0..`len` for `key`, for any length; the identity for 0 and 1.
     pub const fn new(len: u64, key: Key) -> Permutation {
         let low_bits = (u64::BITS - len.saturating_sub(1).leading_zeros()) / 2;
-        let rounds = if len < FEW { ROUNDS_OF_FEW } else { ROUNDS };
-        let mut round_keys = [0; ROUNDS_OF_FEW];
+        let rounds = if len < SMALL_LEN { SMALL_ROUNDS } else { ROUNDS };
+        let mut round_keys = [0; SMALL_ROUNDS];
         let mut round = 0;
         while round < rounds {
             round_keys[round] = key.round_key(round);
@@ -190,13 +190,14 @@ const fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
+/// Number of rounds.
 const ROUNDS: usize = 8;
 
-/// Lengths below this use [`ROUNDS_OF_FEW`]. With 8 rounds, the pairs of values are not equally likely for
+/// Lengths below this use [`SMALL_ROUNDS`]. With 8 rounds, the pairs of values are not equally likely for
 /// lengths below 64; with 24 rounds, all orders of 7 values are.
-const FEW: u64 = 64;
+const SMALL_LEN: u64 = 64;
 
-const ROUNDS_OF_FEW: usize = 24;
+const SMALL_ROUNDS: usize = 24;
 
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 

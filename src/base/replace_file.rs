@@ -1,13 +1,14 @@
-//! Replaces a small file atomically: a crash leaves the old file or the new one.
-//! Files without a name disappear, however the process ends.
+//! Replaces a file atomically: a crash leaves the old file or the new one.
+//!
+//! A *draft* beside the file is written, made durable and renamed. [`check_replaceable`] tells early whether that can
+//! work.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::io::{ErrorKind as IoErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::error::{Error, Result, invalid};
+use crate::error::{Error, Result, invalid};
 
 /// The permissions of a file that did not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +43,15 @@ pub fn replace_file_with(
     mode: NewMode,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,
 ) -> Result<()> {
-    let place = resolve(path)?;
-    let old = permissions_of(path, &place)?;
+    let target = resolve(path)?;
+    let old = permissions_of(path, &target)?;
     let (mut file, draft) =
-        create_draft(&place, mode).map_err(|error| cannot_write(path, error))?;
+        create_draft(&target, mode).map_err(|error| cannot_write(path, error))?;
     let written = write(&mut file)
         .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
         .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&draft, &place))
-        .and_then(|()| sync_folder_of(&place));
+        .and_then(|()| fs::rename(&draft, &target))
+        .and_then(|()| sync_folder_of(&target));
     written.map_err(|error| {
         let _ = fs::remove_file(&draft); // the error to report is that of the write
         cannot_write(path, error)
@@ -62,15 +63,16 @@ pub fn replace_file_with(
 /// # Errors
 /// The errors of [`replace_file`].
 pub fn check_replaceable(path: &Path) -> Result<()> {
-    let place = resolve(path)?;
-    permissions_of(path, &place)?;
-    let made = create_draft(&place, NewMode::Private).and_then(|(_, draft)| fs::remove_file(draft));
+    let target = resolve(path)?;
+    permissions_of(path, &target)?;
+    let made =
+        create_draft(&target, NewMode::Private).and_then(|(_, draft)| fs::remove_file(draft));
     made.map_err(|error| cannot_write(path, error))
 }
 
-/// The permissions of the file at `place`, to which `path` resolves; `None` if the file does not exist.
-fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> {
-    match fs::metadata(place) {
+/// The permissions of the file at `target`, to which `path` resolves; `None` if the file does not exist.
+fn permissions_of(path: &Path, target: &Path) -> Result<Option<fs::Permissions>> {
+    match fs::metadata(target) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata.permissions())),
         Ok(_) => Err(invalid("this would be replaced by a file, and it is something else")
             .path(path)
@@ -82,12 +84,12 @@ fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> 
 
 /// Follows symbolic links, even to a file that does not exist yet.
 fn resolve(path: &Path) -> Result<PathBuf> {
-    let mut place = path.to_owned();
+    let mut target = path.to_owned();
     for _ in 0..MAX_LINKS {
-        match fs::read_link(&place) {
+        match fs::read_link(&target) {
             // Joining an absolute path replaces the whole path.
-            Ok(to) => place = place.parent().unwrap_or(Path::new("")).join(to),
-            Err(_) => return Ok(place), // not a link; any other error recurs when the file is created
+            Ok(to) => target = target.parent().unwrap_or(Path::new("")).join(to),
+            Err(_) => return Ok(target), // not a link; any other error recurs when the file is created
         }
     }
     Err(cannot_write(path, std::io::Error::from_raw_os_error(libc::ELOOP)))
@@ -120,32 +122,7 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::of_file("cannot write the file", path, error)
 }
 
-/// A file in `folder` that disappears when it is closed.
-///
-/// # Errors
-/// Errors of the file system.
-pub fn nameless_file(folder: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
-        Ok(file) => return Ok(file),
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-        Err(error) => return Err(error),
-    }
-    // Some file systems do not support O_TMPFILE: creates a named file and unlinks it. If the process dies in
-    // between, an empty file remains.
-    for attempt in 0..100 {
-        let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
-        match options.clone().create_new(true).open(&path) {
-            Ok(file) => return std::fs::remove_file(&path).map(|()| file),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::from(io::ErrorKind::AlreadyExists))
-}
-
-/// Names of drafts that a process has for a file.
+/// Number of names that a process tries for a draft.
 const MAX_DRAFTS: u32 = 256;
 
 /// Linux's limit on nested symbolic links.

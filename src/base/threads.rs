@@ -61,7 +61,7 @@ pub fn start<T: Send + 'static>(
     work: impl FnOnce(&mut T) + Send + 'static,
 ) -> Result<Thread> {
     let name = name.into();
-    let (held, alive) = bounded(0);
+    let (alive_until_drop, alive) = bounded(0);
     let fate = fate.clone();
     let who = format!("the thread {name}");
     let handle = std::thread::Builder::new()
@@ -72,7 +72,7 @@ pub fn start<T: Send + 'static>(
                 fate.tell(&error);
             }
             drop(owned); // after the fate was recorded
-            drop(held);
+            drop(alive_until_drop);
         })
         .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
     Ok(Thread { name, handle, alive })

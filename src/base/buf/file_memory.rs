@@ -1,5 +1,7 @@
-//! Memory in a file that several processes map: for DMA of a device that another process plays, as atomic words, and
-//! as bytes that nobody can write any more.
+//! Memory of a file that several processes map, in three kinds.
+//!
+//! [`FileMemory`] is memory for DMA that a device, or a process that plays one, also writes. [`SharedWords`] are atomic
+//! words of a file of sealed length. [`SealedBytes`] are bytes that no process can change any more.
 #![allow(unsafe_code)] // reads mapped memory
 
 use std::mem::ManuallyDrop;
@@ -16,9 +18,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::{mark_ours, process_id};
 use crate::sync::AtomicU64;
 
-/// Mapped memory of a file, as atomic words. Forked children do not have it.
+/// Mapped memory of a file, read as atomic words. Forked children do not have it.
 pub struct FileMemory {
-    /// Not unmapped in a child, where other memory may be by then.
+    /// Not unmapped in a child: other memory may be mapped there by then.
     map: ManuallyDrop<Mapping>,
     file: OwnedFd,
     len: usize,
@@ -50,7 +52,7 @@ impl FileMemory {
         FileMemory::of_device(file, offset, len)
     }
 
-    /// Maps `len` bytes of a device's file, from `offset` on: the kernel knows which it has.
+    /// Maps `len` bytes of a device's file, from `offset` on. The kernel checks the range: such a file has no length.
     ///
     /// # Errors
     /// Errors of the operating system.

@@ -19,13 +19,16 @@ mod file_memory;
 mod handles;
 mod pages;
 mod pool;
+mod registration;
 mod shared_bytes;
 mod slots;
+mod spares;
 
 pub use crate::error::zeroed_vec;
 pub use file_memory::{FileMemory, SealedBytes, SealedLocation, SharedWords};
-pub use pages::{PageSource, Pages, Registered, Registrar, use_pages_of};
+pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
+pub use registration::{Registered, Registrar};
 pub use shared_bytes::{Lender, Loan, SharedBytes};
 
 use std::alloc::{Layout, handle_alloc_error};

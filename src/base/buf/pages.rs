@@ -1,6 +1,7 @@
-//! Mapped memory of pools, of large buffers and of files, in huge pages where available. The driver of an accelerator
-//! may know it, and then copies from it by DMA. Several processes share the memory of a file, a `memfd` of sealed
-//! length.
+//! Mappings: the memory of pools, of large buffers and of shared files, in huge pages where available.
+//!
+//! A [`Mapping`] is private memory of this process, memory of a device driver ([`PageSource`]), or memory of a `memfd`
+//! of sealed length that other processes map, too. `registration.rs` registers it with the driver of an accelerator.
 #![allow(unsafe_code)] // maps memory, and promises that it stays mapped while a driver knows it
 
 use std::ffi::c_void;
@@ -13,8 +14,8 @@ use std::sync::OnceLock;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use super::registration::{Registrar, Registration};
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::process_id;
 
 /// The kind of pages that a pool uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -56,6 +57,7 @@ pub fn use_pages_of(source: &'static dyn PageSource) {
     let _ = SOURCE.set(source); // the first driver stays: another one copies data of these pages
 }
 
+/// The driver from which pools allocate.
 static SOURCE: OnceLock<&'static dyn PageSource> = OnceLock::new();
 
 impl fmt::Display for Pages {
@@ -74,12 +76,14 @@ pub(super) struct Mapping {
     /// The whole mapping. It exceeds the used part if that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
+    /// The used part reaches from here to the end of the mapping.
     start: NonNull<u8>,
     pub(super) pages: Pages,
     /// The source to which the memory returns; `None`: the operating system.
     source: Option<&'static dyn PageSource>,
     /// True for memory of a file, which children share unless [`Mapping::keep_from_children`].
     is_shared: bool,
+    /// Set once a driver knows the memory.
     registration: OnceLock<Registration>,
 }
 
@@ -269,83 +273,6 @@ fn shared_pages() -> Pages {
     let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let is_huge = modes.is_ok_and(|modes| !modes.contains("[never]") && !modes.contains("[deny]"));
     if is_huge { Pages::Transparent } else { Pages::Base }
-}
-
-/// A driver that pins host memory once, so that its devices copy it without a detour.
-///
-/// # Safety
-/// Neither method reads, writes or moves the bytes. After [`Registrar::unregister`] no device accesses them.
-pub unsafe trait Registrar: Send + Sync {
-    /// Pins `len` bytes from `start`, whole pages that stay mapped until [`Registrar::unregister`].
-    ///
-    /// # Errors
-    /// The driver refuses, for example because a limit of the container is reached.
-    fn register(&self, start: NonNull<u8>, len: usize) -> Result<Registered>;
-
-    /// Undoes a [`Registrar::register`] that returned [`Registered::Ours`], with the same arguments. Nobody can act on
-    /// a failure: at the process's end, the driver may have ended before.
-    fn unregister(&self, start: NonNull<u8>, len: usize);
-}
-
-/// The owner of a registration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Registered {
-    /// The caller: it has to undo it.
-    Ours,
-    /// Somebody else registered the same pages before, and undoes it.
-    Others,
-}
-
-/// A registered mapping, until dropped. Drop it before the mapping.
-///
-/// It is registered as one range: CUDA refuses a copy that crosses the border of two, even of neighbours.
-///
-/// Private memory must not be inherited: a device would go on reading the pages from before the fork if a write of this
-/// process copied them. A child neither unregisters nor unmaps anything.
-struct Registration {
-    registrar: &'static dyn Registrar,
-    start: NonNull<u8>,
-    len: usize,
-    owner: Registered,
-    /// The process that registered them.
-    pid: u32,
-}
-
-// SAFETY: the address is only passed on to `registrar`, which any thread may call.
-unsafe impl Send for Registration {}
-
-// SAFETY: as above.
-unsafe impl Sync for Registration {}
-
-impl Registration {
-    /// Registers `len` mapped bytes from `start`.
-    ///
-    /// # Errors
-    /// The driver's refusal.
-    ///
-    /// # Safety
-    /// The bytes stay mapped until the registration is dropped, except in forked children.
-    unsafe fn new(
-        registrar: &'static dyn Registrar,
-        start: NonNull<u8>,
-        len: usize,
-    ) -> Result<Registration> {
-        let owner = registrar.register(start, len)?;
-        Ok(Registration { registrar, start, len, owner, pid: process_id() })
-    }
-
-    /// Returns whether the parent process registered the memory, which this process then does not have.
-    fn is_foreign(&self) -> bool {
-        self.pid != process_id()
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if !self.is_foreign() && self.owner == Registered::Ours {
-            self.registrar.unregister(self.start, self.len);
-        }
-    }
 }
 
 impl Mapping {

@@ -1,26 +1,27 @@
-//! A pool of fixed-size slots, allocated in contiguous ranges, and reference-counted allocations, of slots and others.
+//! A pool of fixed-size slots, and the reference-counted allocations that buffers are handles on: ranges of slots, and
+//! memory outside a pool.
 //!
-//! A header outside of the memory has the count, as an `Arc` would. A pool creates one header per slot in
-//! advance, so taking slots does not allocate.
-//!
-//! Large buffers outside a pool leave their memory to later ones, which saves zeroing new pages, and registering them.
+//! The count of an allocation is in a header outside of its memory. A pool creates one header per slot in
+//! advance, so taking slots does not allocate. [`Pool::take`] claims slots (`slots.rs`), [`Pool::outside`] memory for
+//! I/O that does not fit (`spares.rs`).
 #![allow(unsafe_code)] // hands out ranges of mapped memory, and counts their owners
 
 use std::alloc::Layout;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32};
-use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use rustix::fs::SealFlags;
 
 use super::IoBuf;
 use super::handles::Handles;
-use super::pages::{HUGE_LEN, Mapping, PageSource, Pages, Registrar};
+use super::pages::{HUGE_LEN, Mapping, PageSource, Pages};
+use super::registration::Registrar;
 use super::slots::Slots;
+use super::spares::Spares;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::{AtomicUsize, Ordering};
+use crate::sync::Ordering;
 use crate::units::ALIGN_BYTES;
 
 /// A pool's use of huge pages.
@@ -50,9 +51,10 @@ pub struct PoolOptions {
 /// Clones are handles on the same pool; any thread may allocate and drop. The memory is unmapped, or returned
 /// to the driver, when the last handle and the last buffer are dropped.
 #[derive(Clone)]
-pub struct Pool(Arc<Inner>);
+pub struct Pool(Arc<PoolInner>);
 
-pub(super) struct Inner {
+/// The memory and the slots that all handles on a pool share.
+pub(super) struct PoolInner {
     /// One header per slot; an allocation uses the header of its first slot.
     headers: Box<[Header]>,
     slots: Slots,
@@ -121,11 +123,11 @@ impl Pool {
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
         let slots = Slots::new(num_slots);
         let spares = Arc::default();
-        Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, file, spares })))
+        Ok(Pool(Arc::new(PoolInner { headers, slots, slot_len_bytes, mapping, file, spares })))
     }
 
     /// Registers the pool's memory with a driver, and from now on also that of [`Pool::outside`], until it is unmapped.
-    /// At most once for each pool, before it is used: all pages are allocated now. Forked children do not get the
+    /// At most once for each pool, before it is used. Allocates all pages now. Forked children do not get the
     /// memory: reading one of its buffers ends them.
     ///
     /// # Errors
@@ -136,7 +138,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The length of the memory of slots that is registered with a driver: all of it or none.
+    /// The length of the slots' memory that is registered with a driver: all of it, or 0.
     pub fn registered_bytes(&self) -> usize {
         self.0.mapping.registered_bytes()
     }
@@ -260,7 +262,7 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     /// The device driver that the memory belongs to.
     pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
         self.mapping.source()
@@ -273,113 +275,27 @@ impl Inner {
     }
 }
 
-/// Mapped memory of dropped buffers. Taking memory unmaps free memory until free and used memory together are
-/// at most the peak of used memory.
-#[derive(Default)]
-pub(super) struct Spares {
-    /// Only tried, never waited for: a forked child may find it locked for ever. Without the lock, memory is
-    /// mapped when taken, and unmapped when given back.
-    free: Mutex<Free>,
-    used_bytes: AtomicUsize,
-    registrar: OnceLock<&'static dyn Registrar>,
-}
-
-#[derive(Default)]
-struct Free {
-    mappings: Vec<Mapping>,
-    most_used_bytes: usize,
-}
-
-impl Spares {
-    /// Memory for `len` bytes, with arbitrary contents. `None`: the operating system has no memory.
-    pub(super) fn take(&self, len: usize) -> Option<Mapping> {
-        let mut free = self.free.try_lock();
-        let found = free.as_mut().and_then(|free| free.take(len));
-        let mapping = match found {
-            Some(mapping) => mapping,
-            None => self.map(len)?,
-        };
-        // Relaxed: the counter orders no other memory.
-        let used = self.used_bytes.fetch_add(mapping.len(), Ordering::Relaxed) + mapping.len();
-        if let Some(free) = &mut free {
-            free.most_used_bytes = free.most_used_bytes.max(used);
-            let room = free.most_used_bytes - used;
-            free.keep(room);
-        }
-        Some(mapping)
-    }
-
-    fn map(&self, len: usize) -> Option<Mapping> {
-        let Some(registrar) = self.registrar.get() else {
-            return Mapping::transparent_or_base(rounded(len, HUGE_LEN)).ok();
-        };
-        let mapping = Mapping::transparent_or_base(rounded(len, REGISTERED_STEP)).ok()?;
-        if let Err(error) = mapping.register(*registrar, mapping.len()) {
-            tracing::debug!(%error, len, "a buffer outside the pool is not registered");
-        }
-        Some(mapping)
-    }
-
-    /// Keeps dropped memory for reuse; the operating system may reclaim its pages meanwhile.
-    pub(super) fn give_back(&self, mapping: Mapping) {
-        self.used_bytes.fetch_sub(mapping.len(), Ordering::Relaxed);
-        if let Some(mut free) = self.free.try_lock() {
-            // A device would go on reading registered pages after they were replaced.
-            if mapping.registered_bytes() == 0 {
-                mapping.lend_pages();
-            }
-            free.mappings.push(mapping);
-        }
-    }
-}
-
-impl Free {
-    /// Takes the shortest mapping that is long enough.
-    fn take(&mut self, len: usize) -> Option<Mapping> {
-        let may_take = |free: &Mapping| free.len() >= len && !free.is_foreign();
-        let long_enough = self.mappings.iter().enumerate().filter(|(_, free)| may_take(free));
-        let (at, _) = long_enough.min_by_key(|(_, free)| free.len())?;
-        Some(self.mappings.swap_remove(at))
-    }
-
-    /// Unmaps the shortest mappings until at most `most_bytes` are left.
-    fn keep(&mut self, most_bytes: usize) {
-        let mut bytes: usize = self.mappings.iter().map(Mapping::len).sum();
-        self.mappings.sort_unstable_by_key(|free| std::cmp::Reverse(free.len()));
-        while bytes > most_bytes
-            && let Some(shortest) = self.mappings.pop()
-        {
-            bytes -= shortest.len();
-        }
-    }
-}
-
-/// Rounds a length up, so that similar lengths can reuse each other's memory. Untouched pages cost no memory.
-fn rounded(len: usize, least_step: usize) -> usize {
-    let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(least_step);
-    len.checked_next_multiple_of(step).unwrap_or(len)
-}
-
 /// A counted handle on an allocation. Dropping the last handle returns the memory.
 pub(super) struct Allocation(NonNull<Header>);
 
-/// The reference count of an allocation, and the owner to which its memory returns.
+/// The reference count of an allocation, and the owner that gets its memory back.
 pub(super) struct Header {
     handles: Handles,
     backing: Backing,
 }
 
+/// The memory of an allocation.
 enum Backing {
     /// Heap memory; the header is a separate `Box`.
     Heap { start: NonNull<u8>, layout: Layout },
     /// A mapping, which returns to `home` if there is one; otherwise it is unmapped. The header is a separate
     /// `Box`. The mapping is one too: headers of slots are many, and have to be short.
     Mapped { mapping: Box<Mapping>, home: Option<Arc<Spares>> },
-    /// Memory owned by somebody else, who lends it. The header, a separate `Box`, keeps it alive.
+    /// Memory that another owner lends. The header, a separate `Box`, keeps it alive.
     Lent { _memory: Arc<dyn Send + Sync> },
-    /// Slots of a pool, which also owns the header. The thread that allocated the slots sets both fields,
-    /// before anybody else can access them.
-    Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
+    /// Slots of a pool, which also owns the header. The thread that takes the slots sets both fields, before another
+    /// thread can access them.
+    Pool { pool: AtomicPtr<PoolInner>, num_slots: AtomicU32 },
 }
 
 // SAFETY: any thread may use and drop a handle. The count is atomic, and only the last handle frees the memory.
@@ -451,7 +367,7 @@ impl Allocation {
     /// `header` belongs to `pool`, its slots have just been claimed by the caller, and no handle on
     /// them exists.
     pub(super) unsafe fn of_slots(
-        pool: &Arc<Inner>,
+        pool: &Arc<PoolInner>,
         header: &Header,
         num_slots: u32,
     ) -> Allocation {
@@ -471,7 +387,7 @@ impl Allocation {
         self.header().handles.is_one()
     }
 
-    /// Returns whether a sole handle may write the memory: false for lent memory.
+    /// Returns whether the only handle may write the memory: false for lent memory.
     pub(super) fn is_owned(&self) -> bool {
         !matches!(self.header().backing, Backing::Lent { .. })
     }
@@ -554,41 +470,9 @@ impl Header {
     }
 }
 
-/// Registered memory has all its pages.
-const REGISTERED_STEP: usize = 64 << 10;
-
 /// Buffers of this length or more are mapped: four huge pages.
 pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
 
 /// Temporary buffers of this length or more are mapped, as in C allocators. Mapping shorter ones, too, could
 /// exhaust the 65,530 mappings that a process may have.
 pub(super) const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_used_again_and_never_more_than_was_in_use() {
-        const MIB: usize = 1 << 20;
-        let spares = Spares::default();
-        let take = |mib: usize| spares.take(mib * MIB).unwrap();
-        let first = take(20);
-        let second = take(41);
-        let short = first.start();
-        let long = second.start();
-        assert!(first.len() >= 20 * MIB && second.len() >= 41 * MIB);
-        let most = first.len() + second.len();
-        [first, second].into_iter().for_each(|mapping| spares.give_back(mapping));
-        let again = take(19);
-        let other = take(40);
-        assert_eq!((again.start(), other.start()), (short, long));
-        [again, other].into_iter().for_each(|mapping| spares.give_back(mapping));
-        // A longer mapping replaces the two others.
-        let longest = take(50);
-        let kept = || spares.free.lock().mappings.iter().map(Mapping::len).sum::<usize>();
-        assert!(longest.len() + kept() <= most, "{} and {}", longest.len(), kept());
-        spares.give_back(longest);
-        assert!(kept() <= most);
-    }
-}

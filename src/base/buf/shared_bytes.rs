@@ -20,8 +20,9 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-use super::pages::{Mapping, Registrar, check_sealed, len_of_file, must_fit};
+use super::pages::{Mapping, check_sealed, len_of_file, must_fit};
 use super::pool::Allocation;
+use super::registration::Registrar;
 use super::slots::words_of;
 use super::{HugePages, SharedBuf, SharedWords, prefetch_lines};
 use crate::error::Result;
@@ -193,6 +194,7 @@ impl SharedBytes {
         Loan { map, len: self.len, end }
     }
 
+    /// An allocation without buffers that keeps the memory mapped.
     fn lending(&self) -> Allocation {
         Allocation::lending(self.map.clone())
     }
@@ -247,15 +249,16 @@ impl SharedBytes {
     }
 }
 
-/// Bytes of another process that it has lent to this one.
+/// Ranges that another process has lent to this one.
 pub struct Loan {
     map: Arc<Mapping>,
     len: usize,
+    /// Keeps the mapping, and the caller's value that ends the loan.
     end: Allocation,
 }
 
 impl Loan {
-    /// The `len` bytes at `offset`, which must be of the lent ranges; `None`: the memory is shorter.
+    /// The `len` bytes at `offset`, which must lie in the lent ranges; `None`: the memory is shorter.
     pub fn part(&self, offset: usize, len: usize) -> Option<SharedBuf> {
         offset.checked_add(len).filter(|&end| end <= self.len)?;
         // SAFETY: within the mapping, see above.
@@ -276,22 +279,25 @@ pub(super) struct Lends {
     /// One bit per page, set while the page is frozen.
     frozen: SharedWords,
     /// Held while writing pages, and while freezing or thawing them.
-    state: Mutex<State>,
+    state: Mutex<LendsState>,
 }
 
+/// The lenders, and the pages and allocations whose lending has ended but whose buffers may still exist.
 #[derive(Default)]
-struct State {
+struct LendsState {
     lenders: Vec<Arc<Lender>>,
     /// Replaced allocations that still have buffers, each with the number of the thaw that replaced it.
     ended: Vec<(u64, Allocation)>,
     /// Thawed pages, each with the number of its thaw, until no allocation that this thaw or an earlier one
     /// replaced has buffers.
     thawing: BTreeMap<usize, u64>,
+    /// Number of thaws so far that replaced allocations.
     thaws: u64,
 }
 
 /// Lends buffers to the users of one queue pair.
 pub struct Lender {
+    /// Each buffer of the lender is a handle on this allocation. A thaw replaces it.
     allocation: Mutex<Allocation>,
 }
 
@@ -366,7 +372,7 @@ impl Lends {
     }
 }
 
-impl State {
+impl LendsState {
     /// Gives each lender with outstanding buffers a new allocation.
     fn end_allocations(&mut self, begin: impl Fn() -> Allocation) {
         self.thaws += 1;

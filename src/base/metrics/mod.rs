@@ -1,28 +1,26 @@
-//! The library's metrics: every counter under a fixed name, and their format, OpenMetrics 1.0.
+//! The library's metrics: every counter under a fixed name, in snapshots.
 //!
 //! `table` names all metrics: counters, gauges, histograms and information, with unit, labels and help.
 //! Structs such as `TargetStats` do the counting. [`Measured`] converts their counters into a [`Snapshot`] on
-//! request, so names and labels cost nothing until then. The library's module `exporter` collects the
-//! snapshot of a process and serves it over HTTP.
+//! request, so names and labels cost nothing until then. `openmetrics.rs` writes a snapshot as text; the library's
+//! module `exporter` collects the snapshot of a process and serves that text over HTTP.
 //!
 //! Invariants: a snapshot contains only metrics of the table, each with the labels given there; the number
 //! of series of a metric is bounded, whatever the label values are.
 //!
-//! Bytes are also counted by the [`Place`] that served them.
-//!
-//! Read `table.rs` first.
+//! Read `table.rs` first. `places.rs` counts bytes of reads by the [`Place`] that served them.
 
 mod histogram;
+mod openmetrics;
+mod places;
 mod table;
 
 pub use histogram::{Histogram, Recorder, Summary};
+pub use openmetrics::CONTENT_TYPE;
+pub use places::{Place, PlaceBytes, PlaceCounters};
 pub use table::*;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
 
 /// A metric. The meaning of its name never changes.
 #[derive(Debug, PartialEq, Eq)]
@@ -102,9 +100,11 @@ pub trait Measured {
 /// metric has at most 1,000 series; further values go to one more series, whose labels are all [`OTHER`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
+    /// By the name of the metric's family.
     families: BTreeMap<&'static str, Family>,
 }
 
+/// A metric, and its values by label values.
 #[derive(Debug, Clone, PartialEq)]
 struct Family {
     metric: &'static Metric,
@@ -205,7 +205,7 @@ impl Snapshot {
     }
 }
 
-/// The first 256 bytes of a label, or fewer so that no character is cut: a label may be a path of any length.
+/// The first [`MAX_LABEL_BYTES`] of a label, or fewer so that no character is cut: a label may be a path of any length.
 fn shortened(label: &str) -> String {
     let mut end = label.len().min(MAX_LABEL_BYTES);
     while !label.is_char_boundary(end) {
@@ -214,227 +214,14 @@ fn shortened(label: &str) -> String {
     label[..end].to_owned()
 }
 
-/// The place that served bytes of a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// The data set itself: a target, a drive, files or an object store.
-    Origin,
-    /// Another read of the origin on behalf of a tier: by readahead, or a concurrent fetch of the same pages.
-    Ahead,
-    /// Memory of this node: a tier or the rank's store.
-    Memory,
-    /// Drives of this node, remote namespaces used as its tiers, or the rank's store.
-    Drive,
-    /// Tiers of other nodes.
-    Peer,
-}
-
-impl Place {
-    /// The number of places.
-    pub(crate) const COUNT: usize = 5;
-
-    /// All places.
-    pub const ALL: [Place; Place::COUNT] =
-        [Place::Origin, Place::Ahead, Place::Memory, Place::Drive, Place::Peer];
-
-    /// The place's name in reports and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Place::Origin => "origin",
-            Place::Ahead => "ahead",
-            Place::Memory => "memory",
-            Place::Drive => "drive",
-            Place::Peer => "peer",
-        }
-    }
-}
-
-/// Byte counts by place.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PlaceBytes([u64; Place::COUNT]);
-
-impl PlaceBytes {
-    /// Adds bytes that came from `place`.
-    pub fn add(&mut self, place: Place, bytes: u64) {
-        self.0[place as usize] += bytes;
-    }
-
-    /// The bytes that came from `place`.
-    pub fn of(&self, place: Place) -> u64 {
-        self.0[place as usize]
-    }
-
-    /// Each place with its bytes.
-    pub fn each(&self) -> impl Iterator<Item = (Place, u64)> {
-        Place::ALL.into_iter().zip(self.0)
-    }
-
-    /// The bytes added since `earlier`, an older copy of these counts.
-    #[must_use]
-    pub fn since(mut self, earlier: &PlaceBytes) -> PlaceBytes {
-        for (sum, before) in self.0.iter_mut().zip(&earlier.0) {
-            *sum = sum.saturating_sub(*before);
-        }
-        self
-    }
-
-    /// The sum of both.
-    #[must_use]
-    pub fn plus(mut self, other: &PlaceBytes) -> PlaceBytes {
-        for (sum, more) in self.0.iter_mut().zip(&other.0) {
-            *sum += more;
-        }
-        self
-    }
-
-    /// The bytes from all places.
-    pub fn total(&self) -> u64 {
-        self.0.iter().sum()
-    }
-}
-
-/// Serializes as a map from place names to bytes.
-impl Serialize for PlaceBytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(Place::COUNT))?;
-        for (place, bytes) in self.each() {
-            map.serialize_entry(place.name(), &bytes)?;
-        }
-        map.end()
-    }
-}
-
-/// Counts bytes of reads by place, except the origin's. One thread adds.
-#[derive(Debug, Default)]
-pub struct PlaceCounters([AtomicU64; Place::COUNT]);
-
-impl PlaceCounters {
-    /// Counts a completed read, or part of one, of `len_bytes` that `place` served. The origin is not
-    /// counted: its bytes are the rest of all bytes read.
-    pub fn add(&self, place: Place, len_bytes: usize) {
-        if place != Place::Origin {
-            self.0[place as usize].fetch_add(len_bytes as u64, Ordering::Relaxed);
-        }
-    }
-
-    /// The byte counts so far.
-    pub fn read(&self) -> PlaceBytes {
-        PlaceBytes(std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)))
-    }
-}
-
-/// The media type of [`Snapshot::to_openmetrics`].
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-impl Snapshot {
-    /// All values as OpenMetrics text: `# TYPE`, `# UNIT` and `# HELP` of each metric, its series, and `# EOF`.
-    pub fn to_openmetrics(&self) -> String {
-        let mut text = String::new();
-        let mut last: Option<&Metric> = None;
-        for (metric, labels, value) in self.series() {
-            if last != Some(metric) {
-                describe(&mut text, metric);
-                last = Some(metric);
-            }
-            let pairs = metric.labels.iter().copied().zip(labels.iter().map(String::as_str));
-            let pairs: Vec<(&str, &str)> = pairs.collect();
-            match value {
-                Value::Count(count) => line(&mut text, &metric.name(), &pairs, &count.to_string()),
-                Value::Seconds(seconds) => {
-                    line(&mut text, &metric.name(), &pairs, &number(*seconds))
-                }
-                Value::Histogram(histogram) => {
-                    buckets(&mut text, metric.family, &pairs, histogram);
-                }
-            }
-        }
-        text.push_str("# EOF\n");
-        text
-    }
-
-    /// All values by the name of their series in the OpenMetrics text: `name{label="value"}`. A histogram
-    /// gives two values: number and sum of the durations.
-    pub fn by_series(&self) -> Vec<(String, Value)> {
-        let mut found = Vec::new();
-        for (metric, labels, value) in self.series() {
-            let pairs = metric.labels.iter().copied().zip(labels.iter().map(String::as_str));
-            let pairs: Vec<(&str, &str)> = pairs.collect();
-            match value {
-                Value::Histogram(histogram) => {
-                    let of = |end| series_name(&format!("{}{end}", metric.family), &pairs);
-                    found.push((of("_count"), Value::Count(histogram.count())));
-                    found.push((of("_sum"), Value::Seconds(histogram.sum().as_secs_f64())));
-                }
-                value => found.push((series_name(&metric.name(), &pairs), value.clone())),
-            }
-        }
-        found
-    }
-}
-
-fn describe(text: &mut String, metric: &Metric) {
-    let Metric { family: name, help, .. } = metric;
-    let kind = match metric.kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram => "histogram",
-        Kind::Info => "info",
-    };
-    text.push_str(&format!("# TYPE {name} {kind}\n"));
-    if let Some(unit) = metric.unit() {
-        text.push_str(&format!("# UNIT {name} {unit}\n"));
-    }
-    text.push_str(&format!("# HELP {name} {}\n", escaped(help)));
-}
-
-fn buckets(text: &mut String, name: &str, labels: &[(&str, &str)], histogram: &Histogram) {
-    let mut below = 0;
-    for (octave, count) in histogram.octaves().into_iter().enumerate() {
-        below += count;
-        let limit = Histogram::octave_limit(octave).map(|limit| number(limit.as_secs_f64()));
-        let limit = limit.as_deref().unwrap_or("+Inf");
-        let labels: Vec<_> = labels.iter().copied().chain([("le", limit)]).collect();
-        line(text, &format!("{name}_bucket"), &labels, &below.to_string());
-    }
-    line(text, &format!("{name}_count"), labels, &below.to_string());
-    line(text, &format!("{name}_sum"), labels, &number(histogram.sum().as_secs_f64()));
-}
-
-fn line(text: &mut String, name: &str, labels: &[(&str, &str)], value: &str) {
-    text.push_str(&series_name(name, labels));
-    text.push(' ');
-    text.push_str(value);
-    text.push('\n');
-}
-
-fn series_name(name: &str, labels: &[(&str, &str)]) -> String {
-    if labels.is_empty() {
-        return name.to_owned();
-    }
-    let pair = |(label, value): &(&str, &str)| format!("{label}=\"{}\"", escaped(value));
-    let pairs: Vec<String> = labels.iter().map(pair).collect();
-    format!("{name}{{{}}}", pairs.join(","))
-}
-
-/// Formats seconds without an exponent. Whole numbers keep a decimal point, as in the canonical form.
-fn number(value: f64) -> String {
-    if value.fract() == 0.0 { format!("{value:.1}") } else { value.to_string() }
-}
-
-/// Escapes backslash, line feed and quotation mark; leaves all other UTF-8 unchanged.
-fn escaped(text: &str) -> String {
-    text.replace('\\', r"\\").replace('\n', r"\n").replace('"', "\\\"")
-}
-
 /// The label value of the series that collects the excess.
 pub const OTHER: &str = "other";
+/// Maximum number of series of a metric, besides the one for the excess.
 const MAX_SERIES: usize = 1000;
 const MAX_LABEL_BYTES: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -475,67 +262,5 @@ mod tests {
         let label = "é".repeat(200);
         assert_eq!(shortened(&label), "é".repeat(128));
         assert_eq!(shortened(&format!("x{label}")), format!("x{}", "é".repeat(127)));
-    }
-
-    #[test]
-    fn a_snapshot_is_written_with_types_units_and_escaped_labels() {
-        let mut snapshot = Snapshot::new();
-        assert_eq!(snapshot.to_openmetrics(), "# EOF\n");
-        snapshot.count(&TIER_USED_BYTES, &["file:/a \"b\"\\c\nd:1G"], 4096);
-        snapshot.seconds(&LOADER_STALL_SECONDS, &[], 0.000_001_5);
-        snapshot.count(&TARGET_COMMANDS, &["nqn.x", "read"], u64::MAX);
-        snapshot.count(&BUILD, &["0.1.0", "abc"], 1);
-        let text = snapshot.to_openmetrics();
-        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# HELP")).collect();
-        assert_eq!(
-            lines,
-            [
-                "# TYPE dlfs_build info",
-                "dlfs_build_info{version=\"0.1.0\",commit=\"abc\"} 1",
-                "# TYPE dlfs_target_commands counter",
-                "dlfs_target_commands_total{subsystem=\"nqn.x\",command=\"read\"} 18446744073709551615",
-                "# TYPE dlfs_loader_stall_seconds counter",
-                "# UNIT dlfs_loader_stall_seconds seconds",
-                "dlfs_loader_stall_seconds_total 0.0000015",
-                "# TYPE dlfs_tier_used_bytes gauge",
-                "# UNIT dlfs_tier_used_bytes bytes",
-                "dlfs_tier_used_bytes{tier=\"file:/a \\\"b\\\"\\\\c\\nd:1G\"} 4096",
-                "# EOF",
-            ]
-        );
-        let values: Vec<String> = snapshot
-            .by_series()
-            .into_iter()
-            .map(|(series, value)| format!("{series} {value:?}"))
-            .collect();
-        assert_eq!(values[2], "dlfs_loader_stall_seconds_total Seconds(1.5e-6)");
-        assert_eq!(values[0], "dlfs_build_info{version=\"0.1.0\",commit=\"abc\"} Count(1)");
-    }
-
-    #[test]
-    fn buckets_are_cumulative_and_the_last_has_no_limit() {
-        let mut histogram = Histogram::new();
-        for micros in [1, 3, 3, 40_000_000] {
-            histogram.record(Duration::from_micros(micros));
-        }
-        let mut text = String::new();
-        buckets(&mut text, "x_seconds", &[("a", "b")], &histogram);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), Histogram::OCTAVES + 2);
-        assert_eq!(lines[0], "x_seconds_bucket{a=\"b\",le=\"0.000001\"} 1");
-        assert_eq!(lines[2], "x_seconds_bucket{a=\"b\",le=\"0.000004\"} 3");
-        assert_eq!(lines[24], "x_seconds_bucket{a=\"b\",le=\"16.777216\"} 3");
-        assert_eq!(lines[25], "x_seconds_bucket{a=\"b\",le=\"+Inf\"} 4");
-        assert_eq!(lines[26], "x_seconds_count{a=\"b\"} 4");
-        assert_eq!(lines[27], "x_seconds_sum{a=\"b\"} 40.000007");
-    }
-
-    #[test]
-    fn numbers_have_no_exponent() {
-        for (value, text) in
-            [(0.0, "0.0"), (1e-9, "0.000000001"), (1e20, "100000000000000000000.0")]
-        {
-            assert_eq!(number(value), text);
-        }
     }
 }

@@ -1,26 +1,19 @@
-//! Process identity: the identifier, cached so that most calls avoid the kernel, and file descriptors that are kept
-//! from forked children, or marked as this library's.
+//! File descriptors that are kept from forked children.
 //!
 //! A fork duplicates all descriptors. A lock (`flock`), a listening socket or a connection ends only when
 //! its last duplicate is closed, so a child that outlives its parent would keep it. Linux closes no
 //! descriptor at a fork. A handler of `pthread_atfork` therefore replaces registered descriptors in the
 //! child. Their numbers stay in use, because their owners in the child may still close them.
-//!
-//! A program that closes "all other" descriptors (`close_range`, `closefrom`) would also close the
-//! library's. The next file that it opens would then reuse their numbers. `libdlfs_preload.so` keeps marked
-//! descriptors open. The mark is the signal for asynchronous I/O, which this library never enables. The
-//! kernel stores it with the open file, so it survives `dup` and needs no list.
-#![allow(unsafe_code)] // registers handlers of forks, keeps a page for ever, calls `fcntl` with an unusual command
+
+#![allow(unsafe_code)] // registers handlers of forks, and replaces descriptors in the child
 
 use std::cell::RefCell;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Keeps a descriptor from forked children until dropped. Drop it before the descriptor.
 #[derive(Debug)]
@@ -61,15 +54,20 @@ impl Drop for NotInherited {
     }
 }
 
+/// A registered descriptor.
 struct Entry {
+    /// The number of its [`NotInherited`].
     id: u64,
     fd: RawFd,
     in_child: InChild,
 }
 
+/// The file to which a descriptor refers in a child.
 #[derive(Clone, Copy)]
 enum InChild {
+    /// `/dev/null`.
     Null,
+    /// The same file, reopened for reading; `/dev/null` if that fails.
     Reopened,
 }
 
@@ -77,26 +75,28 @@ fn entries() -> MutexGuard<'static, Vec<Entry>> {
     ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The registered descriptors of this process.
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// The locked list while this thread forks, so that the child finds it consistent.
-    static HELD: RefCell<Option<MutexGuard<'static, Vec<Entry>>>> = const { RefCell::new(None) };
+    static LOCKED_FOR_FORK: RefCell<Option<MutexGuard<'static, Vec<Entry>>>> = const { RefCell::new(None) };
 }
 
+/// Locks the list until the fork is over.
 unsafe extern "C" fn before() {
     let entries = entries();
     // Fails if the thread is ending. The other handlers then find no lock, and do nothing.
-    let _ = HELD.try_with(|held| *held.borrow_mut() = Some(entries));
+    let _ = LOCKED_FOR_FORK.try_with(|held| *held.borrow_mut() = Some(entries));
 }
 
 unsafe extern "C" fn after_in_parent() {
-    let _ = HELD.try_with(|held| held.borrow_mut().take()); // fails as above
+    let _ = LOCKED_FOR_FORK.try_with(|held| held.borrow_mut().take()); // fails as above
 }
 
 /// Neither allocates nor waits for a lock, since a thread missing in the child may hold any lock.
 unsafe extern "C" fn after_in_child() {
-    let held = HELD.try_with(|held| held.borrow_mut().take());
+    let held = LOCKED_FOR_FORK.try_with(|held| held.borrow_mut().take());
     let Ok(Some(mut entries)) = held else { return };
     let null = open(c"/dev/null", OFlags::RDWR);
     for entry in &*entries {
@@ -130,86 +130,6 @@ fn reopen(fd: RawFd, path: &mut [u8; 32]) -> Option<OwnedFd> {
 fn open(path: &CStr, flags: OFlags) -> Option<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).ok()
 }
-
-/// The identifier of the calling process, for telling a forked child from its parent.
-///
-/// Costs two loads instead of the system call in [`std::process::id`]: the identifier is cached in a page
-/// that the kernel zeroes in each child (`MADV_WIPEONFORK`, from Linux 4.14 on). Takes no lock, so a fork at
-/// any moment is safe.
-pub fn process_id() -> u32 {
-    let mut page = PAGE.load(Ordering::Acquire);
-    if page.is_null() {
-        page = make_page();
-    }
-    if std::ptr::eq(page, &raw const NO_PAGE) {
-        return std::process::id();
-    }
-    // SAFETY: not null and not `NO_PAGE`, so it is the start of the page that `make_page` mapped,
-    // which is never unmapped; an `AtomicU32` is valid with any bytes.
-    let known = unsafe { &*page };
-    match known.load(Ordering::Relaxed) {
-        0 => {
-            let id = std::process::id();
-            known.store(id, Ordering::Relaxed); // other threads store the same value
-            id
-        }
-        id => id,
-    }
-}
-
-/// Maps the page, or records that the kernel does not support such pages. If several threads map at once,
-/// the first one's result is used.
-fn make_page() -> *mut AtomicU32 {
-    let no_page = (&raw const NO_PAGE).cast_mut();
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE;
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let mapped = unsafe { mmap_anonymous(null_mut(), PAGE_LEN, protection, flags) };
-    let page = match mapped {
-        // SAFETY: the range was just mapped and holds nothing yet.
-        Ok(start) if unsafe { madvise(start, PAGE_LEN, Advice::LinuxWipeOnFork) }.is_ok() => {
-            start.cast::<AtomicU32>()
-        }
-        _ => no_page, // an older kernel: each call makes the system call
-    };
-    match PAGE.compare_exchange(null_mut(), page, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => page,
-        Err(first) => {
-            if page != no_page {
-                // SAFETY: mapped above with this length, and nobody else has seen it.
-                let unmapped = unsafe { munmap(page.cast(), PAGE_LEN) };
-                debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
-            }
-            first
-        }
-    }
-}
-
-/// Marks an open file as belonging to this library. Costs one system call.
-pub fn mark_ours(fd: &impl AsRawFd) {
-    // SAFETY: the command touches no memory. Where the kernel refuses it, the descriptor stays unmarked.
-    unsafe { libc::fcntl(fd.as_raw_fd(), SET_SIGNAL, MARK) };
-}
-
-/// Returns whether the descriptor is open and marked. Leaves `errno` undefined.
-pub fn is_ours(fd: RawFd) -> bool {
-    // SAFETY: as above; a number that is not open is refused.
-    unsafe { libc::syscall(libc::SYS_fcntl, fd, GET_SIGNAL) == libc::c_long::from(MARK) }
-}
-
-/// The page with the cached identifier; null until the first call.
-static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
-
-/// [`PAGE`] points to this marker if the kernel does not support such pages; its value is unused.
-static NO_PAGE: AtomicU32 = AtomicU32::new(0);
-const PAGE_LEN: usize = 4096;
-
-/// `F_SETSIG` and `F_GETSIG`. The crate libc lacks them for some C libraries.
-const SET_SIGNAL: i32 = 10;
-const GET_SIGNAL: i32 = 11;
-
-/// A real-time signal that C libraries and programs do not use for I/O.
-const MARK: i32 = 61;
 
 #[cfg(test)]
 mod tests {
@@ -267,37 +187,5 @@ mod tests {
         assert_eq!(other_end.read(&mut answer).unwrap(), 0, "nobody has the other end");
         kill_process(child, Signal::KILL).unwrap();
         waitpid(Some(child), WaitOptions::empty()).unwrap();
-    }
-
-    #[test]
-    fn every_thread_sees_the_identifier_that_the_kernel_gives() {
-        let threads = (0..8).map(|_| std::thread::spawn(process_id));
-        let ids: Vec<u32> = threads.map(|thread| thread.join().unwrap()).collect();
-        assert_eq!(ids, [std::process::id(); 8]);
-    }
-
-    #[test]
-    fn a_mark_belongs_to_the_open_file_and_not_to_its_number() {
-        let file = tempfile::tempfile().unwrap();
-        assert!(!is_ours(file.as_raw_fd()));
-        mark_ours(&file);
-        let copy = file.try_clone().unwrap();
-        assert!(is_ours(file.as_raw_fd()) && is_ours(copy.as_raw_fd()));
-        let again = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-        assert!(!is_ours(again.as_raw_fd()));
-        assert!(!is_ours(-1));
-    }
-
-    #[test]
-    fn whatever_the_library_opens_can_be_marked() {
-        use rustix::event::{EventfdFlags, epoll, eventfd};
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        mark_ours(&epoll);
-        mark_ours(&event);
-        mark_ours(&one);
-        assert!(is_ours(epoll.as_raw_fd()) && is_ours(event.as_raw_fd()));
-        assert!(is_ours(one.as_raw_fd()) && !is_ours(other.as_raw_fd()));
     }
 }

@@ -1,29 +1,31 @@
-//! Process identity and memory, and values that a forked child must not use.
+//! Values, locks and descriptors that are safe across a fork, and the identity and memory of this process.
 //!
 //! A fork copies memory, but no other threads. In the child, a lock that another thread held stays locked
 //! for ever. Connections belong to the parent: dropping them in the child would end what the parent still
 //! uses. [`Forked`] holds such a value and gives access only to the process that created it; a child leaks
 //! the inherited value and creates its own. The creating code may look at the inherited value with
-//! [`Forked::inherited`], but must not wait for its locks. [`NotInherited`] keeps locks and connections out
-//! of the child. Threads that may wait for long while the process forks use [`Mutex`] and [`Condvar`]. [`send_files`]
-//! gives file descriptors to another process.
+//! [`Forked::inherited`], but must not wait for its locks.
 //!
-//! parking_lot keeps waiting threads in a table of the process, which points into their stacks. A forked
-//! child inherits the table without the threads. Once its own threads reuse these stacks, a walk of the
-//! table may never end. The standard library's types wait in the kernel, so a child inherits no waiters.
-//! These wrappers ignore poisoning.
+//! [`NotInherited`] keeps locks and connections out of the child. Threads that may wait for long while the process
+//! forks use [`Mutex`] and [`Condvar`]. [`send_files`] gives file descriptors to another process on purpose.
+//! [`process_id`] tells processes apart, and [`memory_bytes`] is their memory.
 
 mod at_fork;
 mod files;
+mod id;
+mod locks;
+mod marks;
+mod memory;
 
-pub use at_fork::{NotInherited, is_ours, mark_ours, process_id};
+pub use at_fork::NotInherited;
 pub use files::{receive_files, send_files};
-pub use std::sync::MutexGuard;
+pub use id::process_id;
+pub use locks::{Condvar, Mutex, MutexGuard};
+pub use marks::{is_ours, mark_ours};
+pub use memory::memory_bytes;
 
 use std::convert::Infallible;
-use std::path::Path;
-use std::sync::{self, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::OnceLock;
 
 /// A value that belongs to the process that created it; a child process may create its own.
 ///
@@ -34,6 +36,7 @@ pub struct Forked<T> {
     pid: u32,
     /// `Some` until the value is moved out or leaked; `None` for [`Forked::empty`].
     value: Option<T>,
+    /// The value that a forked child has created; set only in that child, and inherited by its own children.
     child: OnceLock<Box<Forked<T>>>,
 }
 
@@ -67,21 +70,21 @@ impl<T> Forked<T> {
     /// The value of the calling process; `None` in a child that has not created one.
     pub fn get(&self) -> Option<&T> {
         let pid = process_id();
-        let mut here = self;
-        while here.pid != pid {
-            here = here.child.get()?;
+        let mut owner = self;
+        while owner.pid != pid {
+            owner = owner.child.get()?;
         }
-        here.value.as_ref()
+        owner.value.as_ref()
     }
 
     /// [`Forked::get`] with mutable access.
     pub fn get_mut(&mut self) -> Option<&mut T> {
         let pid = process_id();
-        let mut here = self;
-        while here.pid != pid {
-            here = here.child.get_mut()?;
+        let mut owner = self;
+        while owner.pid != pid {
+            owner = owner.child.get_mut()?;
         }
-        here.value.as_mut()
+        owner.value.as_mut()
     }
 
     /// Returns whether the calling process has a value.
@@ -140,91 +143,10 @@ impl<T> Default for Forked<T> {
     }
 }
 
-/// Bytes of memory that this process may use: the machine's, or the lowest limit of its control groups if that
-/// is lower.
-pub fn memory_bytes() -> u64 {
-    let machine = rustix::system::sysinfo();
-    let machine = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    limit_of(&groups, Path::new("/sys/fs/cgroup")).map_or(machine, |limit| machine.min(limit))
-}
-
-/// The lowest limit of the groups listed in `/proc/PID/cgroup` (`cgroups(7)`) and of their parents.
-fn limit_of(groups: &str, root: &Path) -> Option<u64> {
-    let limits = groups.lines().flat_map(|line| {
-        let mut words = line.splitn(3, ':').skip(1);
-        let controllers = words.next().unwrap_or("");
-        let group = words.next().unwrap_or("");
-        let (top, name) = if controllers.split(',').any(|name| name == "memory") {
-            (root.join("memory"), "memory.limit_in_bytes")
-        } else {
-            (root.to_path_buf(), "memory.max")
-        };
-        let folder = top.join(group.trim_start_matches('/'));
-        let around = folder.ancestors().take_while(|folder| folder.starts_with(&top));
-        let limit = |folder: &Path| -> Option<u64> {
-            std::fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
-        };
-        around.filter_map(limit).min()
-    });
-    limits.min()
-}
-
-/// A mutex that a forked child inherits without waiters.
-#[derive(Debug, Default)]
-pub struct Mutex<T>(sync::Mutex<T>);
-
-/// A condition variable that a forked child inherits without waiters.
-#[derive(Debug, Default)]
-pub struct Condvar(sync::Condvar);
-
-impl<T> Mutex<T> {
-    /// A mutex that holds `value`.
-    pub fn new(value: T) -> Mutex<T> {
-        Mutex(sync::Mutex::new(value))
-    }
-
-    /// Waits for the lock.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Condvar {
-    /// Wakes one waiting thread.
-    pub fn notify_one(&self) {
-        self.0.notify_one();
-    }
-
-    /// Wakes all waiting threads.
-    pub fn notify_all(&self) {
-        self.0.notify_all();
-    }
-
-    /// Waits for a notification; spurious wakeups are possible.
-    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for a notification until a deadline; returns whether the deadline has passed.
-    pub fn wait_until<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        until: Instant,
-    ) -> (MutexGuard<'a, T>, bool) {
-        let limit = until.saturating_duration_since(Instant::now());
-        let waited = self.0.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner);
-        (waited.0, waited.1.timed_out())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::fs;
     use std::rc::Rc;
-    use std::sync::Arc;
-    use std::time::Duration;
 
     use super::*;
 
@@ -301,50 +223,5 @@ mod tests {
         drop(forked);
         assert_eq!(drops.get(), 1);
         assert!(Forked::<u32>::empty().into_inner().is_none());
-    }
-
-    #[test]
-    fn the_least_limit_of_a_control_group_and_of_those_around_it_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        let limit = |groups: &str| limit_of(groups, dir.path());
-        assert_eq!(limit("0::/a/b\n"), None);
-        write("a/memory.max", "300000000\n");
-        write("a/b/memory.max", "max\n");
-        assert_eq!(limit("0::/a/b\n"), Some(300_000_000));
-        write("a/b/memory.max", "200000000\n");
-        assert_eq!(limit("0::/a/b\n"), Some(200_000_000));
-        // In a container, the process sees its own group as the root.
-        write("memory/memory.limit_in_bytes", "100000000\n");
-        assert_eq!(limit("5:cpu,memory:/far/away\n0::/a\n"), Some(100_000_000));
-        assert_eq!(limit("nonsense\n1:memory\n0::/a\n"), Some(100_000_000));
-        assert!(memory_bytes() > 0);
-    }
-
-    #[test]
-    fn a_waiter_sees_what_was_changed_before_it_was_told() {
-        let shared = Arc::new((Mutex::new(0), Condvar::default()));
-        let other = Arc::clone(&shared);
-        let thread = std::thread::spawn(move || {
-            *other.0.lock() = 7;
-            other.1.notify_all();
-        });
-        let (value, changed) = &*shared;
-        let mut guard = value.lock();
-        while *guard == 0 {
-            guard = changed.wait(guard);
-        }
-        assert_eq!(*guard, 7);
-        let (mut guard, is_late) =
-            changed.wait_until(guard, Instant::now() + Duration::from_millis(1));
-        assert!(is_late);
-        *guard += 1;
-        drop(guard);
-        thread.join().unwrap();
-        assert_eq!(*value.lock(), 8);
     }
 }

@@ -1,4 +1,4 @@
-//! Integer types of this library: each unit has its own type, so that units cannot be confused.
+//! Units: an integer type for each, so that they cannot be confused, and arithmetic on lengths and times.
 //!
 //! Values are 1-based and in the unit of their name. 0-based wire values stay in `dlfs-nvme`.
 
@@ -108,7 +108,7 @@ fn factor_of(unit: &str) -> Option<u64> {
     }
 }
 
-/// A century: longer than any process runs.
+/// A century: longer than any process runs. Caps the limits of [`deadline`].
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 const NOT_A_SIZE: &str = "not a size; examples: 4096, 4M, 256MiB, 1G, 100MB";
 

@@ -13,7 +13,7 @@ use crate::import::media::{Media, pieces};
 use crate::import::options::Progress;
 use crate::import::prepare::{self, Current};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::replace_file::nameless_file;
+use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, KeepsAside};
