@@ -39,15 +39,17 @@
 //!
 //! # The parts
 //!
-//! [`RowDeal`] serves the rows of a rank; [`Packer`] packs documents into rows; [`Line`] is the token stream of
-//! `concat`, `windows.rs` the other two; [`Phases`] maps rows to tokens; [`count_rows`] only counts.
+//! [`RowDeal`] serves the rows of a rank. [`Packer`] packs documents into rows: `line.rs` is the token stream of
+//! `concat`, `windows.rs` has the rows of the other two, and `phases.rs` maps rows to tokens. [`count_rows`] only
+//! counts.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use serde::Serialize;
 
 use crate::layout::{Layout, LayoutWriter};
+use crate::line::Line;
+use crate::phases::Phases;
 use crate::windows::Windows;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::Key;
@@ -77,7 +79,9 @@ pub struct RowDeal<T> {
 /// The rows that all ranks take together.
 #[derive(Debug, Clone, Copy)]
 struct GlobalBatch {
+    /// Its first row.
     first: u64,
+    /// The row behind its last one.
     end: u64,
     /// Rows per rank (B).
     rows: u64,
@@ -190,21 +194,26 @@ pub(crate) struct Packer<T> {
     pub(crate) phases: Phases,
     seed: u64,
     epoch: Epoch,
-    /// The next position, and the number of all.
+    /// The next position to pack.
     next: u64,
+    /// The number of positions of the epoch.
     len: u64,
-    /// The positions that are packed together.
+    /// The number of positions that are packed together.
     step: u64,
     rows: Rows<T>,
-    /// The columns of the rows of all windows so far.
+    /// The number of columns of the rows of all windows so far; 0 for `concat`.
     pub(crate) columns: u64,
+    /// The documents that are packed next, and their numbers of tokens. Memory for reuse.
     documents: Vec<T>,
     tokens: Vec<u32>,
 }
 
+/// The rows packed so far.
 #[derive(Debug, Clone)]
 enum Rows<T> {
+    /// `concat`.
     Line(Line<T>),
+    /// `best_fit` and `none`.
     Windows(Box<Windows<T>>),
 }
 
@@ -297,7 +306,7 @@ impl<T: Copy> Packer<T> {
         }
     }
 
-    /// The place from which `row` is found again: a row that is known and kept.
+    /// The place from which packing finds `row` again; `None`: the row is not known, or not kept.
     pub(crate) fn place_of(&self, row: u64) -> Option<RowPlace> {
         let check = 0; // set by `State`
         match &self.rows {
@@ -367,168 +376,6 @@ impl<T: Copy> Packer<T> {
     }
 }
 
-/// The documents of an epoch, end to end.
-#[derive(Debug, Clone)]
-pub(crate) struct Line<T> {
-    /// The number of tokens so far.
-    len: u64,
-    /// The documents that reach behind token `keep_from`, without gaps.
-    placed: VecDeque<Placed<T>>,
-    keep_from: u64,
-}
-
-/// A document, which ends where the next one begins.
-#[derive(Debug, Clone)]
-struct Placed<T> {
-    /// The number of its first token.
-    start: u64,
-    /// Its position in the epoch.
-    position: u64,
-    document: T,
-}
-
-impl<T: Copy> Line<T> {
-    /// A line that goes on behind `len` tokens.
-    pub(crate) fn new(len: u64) -> Line<T> {
-        Line { len, placed: VecDeque::new(), keep_from: 0 }
-    }
-
-    /// The number of tokens so far.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Appends the documents at the positions from `first` on.
-    pub(crate) fn put(&mut self, first: u64, documents: &[T], tokens: &[u32]) {
-        let documents = (first..).zip(documents).zip(tokens);
-        for ((position, &document), &tokens) in documents.filter(|(_, tokens)| **tokens > 0) {
-            let start = self.len;
-            self.len += u64::from(tokens);
-            if self.len > self.keep_from {
-                self.placed.push_back(Placed { start, position, document });
-            }
-        }
-    }
-
-    /// Drops the documents before token `at`, including ones that are packed later.
-    pub(crate) fn forget_before(&mut self, at: u64) {
-        self.keep_from = at;
-        while !self.placed.is_empty() && self.end_of(0) <= at {
-            self.placed.pop_front();
-        }
-    }
-
-    /// The position of the document that has token `at`, which is kept, and the number of its first token.
-    pub(crate) fn find(&self, at: u64) -> Option<(u64, u64)> {
-        let placed = self.placed.get(self.index_of(at)?)?;
-        (at < self.len).then_some((placed.position, placed.start))
-    }
-
-    /// Writes a row of tokens that are kept.
-    pub(crate) fn write(&self, row: Range<u64>, writer: &mut LayoutWriter<'_, T>) {
-        let first = self.index_of(row.start).unwrap_or(0);
-        for (index, placed) in self.placed.iter().enumerate().skip(first) {
-            if placed.start >= row.end {
-                break;
-            }
-            let from = row.start.saturating_sub(placed.start);
-            let len = self.end_of(index).min(row.end) - placed.start - from;
-            // Both are at most the document's tokens, so below 2^32.
-            writer.put(placed.position, placed.document, from as u32, len as u32);
-        }
-    }
-
-    /// The index of the last document that begins with token `at` or one before it.
-    fn index_of(&self, at: u64) -> Option<usize> {
-        self.placed.partition_point(|placed| placed.start <= at).checked_sub(1)
-    }
-
-    fn end_of(&self, index: usize) -> u64 {
-        self.placed.get(index + 1).map_or(self.len, |next| next.start)
-    }
-}
-
-/// The phases of an epoch.
-#[derive(Debug, Clone)]
-pub(crate) struct Phases {
-    /// For each phase, the tokens from which it begins, and the length of rows.
-    all: Vec<(u64, u32)>,
-    /// For each phase that has begun, its first row, and the tokens that the rows before count. Phases of a line have
-    /// all begun, since their rows are known.
-    begun: Vec<(u64, u64)>,
-}
-
-impl Phases {
-    /// The phases of documents that lie end to end.
-    pub(crate) fn of_line(budget: &Budget) -> Phases {
-        Phases { begun: budget.concat_starts(), ..Phases::not_begun(budget) }
-    }
-
-    /// The phases of windows that are packed from `place` on, or from the epoch's start.
-    pub(crate) fn of_windows(budget: &Budget, place: Option<&RowPlace>) -> Phases {
-        let mut phases = Phases::not_begun(budget);
-        let (row, tokens) = place.map_or((0, 0), |place| (place.rows, place.tokens));
-        phases.begin(row, tokens);
-        phases
-    }
-
-    fn not_begun(budget: &Budget) -> Phases {
-        let first = u32::try_from(budget.tokens - 1).expect("a checked capacity");
-        let later = budget.phases.iter().map(|phase| (phase.from, phase.seq_len));
-        Phases { all: std::iter::once((0, first)).chain(later).collect(), begun: Vec::new() }
-    }
-
-    /// Begins the phases whose tokens have been reached at the start of a window: `row` is the window's first row, and
-    /// the rows before it count `tokens`.
-    pub(crate) fn begin(&mut self, row: u64, tokens: u64) {
-        let next = self.all[self.begun.len()..].iter();
-        let count = next.take_while(|(from, _)| *from <= tokens).count();
-        self.begun.extend(std::iter::repeat_n((row, tokens), count));
-    }
-
-    /// The phase of a row that is known.
-    pub(crate) fn at(&self, row: u64) -> usize {
-        self.begun.partition_point(|(first, _)| *first <= row).saturating_sub(1)
-    }
-
-    /// The length of rows in a phase.
-    pub(crate) fn len(&self, phase: usize) -> u32 {
-        self.all[phase].1
-    }
-
-    /// The phase that has begun last.
-    pub(crate) fn last(&self) -> usize {
-        self.begun.len() - 1
-    }
-
-    /// The first row of the next phase behind `row`, if one has begun.
-    pub(crate) fn next_start(&self, row: u64) -> Option<u64> {
-        let next = self.begun.partition_point(|(first, _)| *first <= row);
-        self.begun.get(next).map(|(first, _)| *first)
-    }
-
-    /// The tokens that the rows before `row` count.
-    pub(crate) fn tokens_before(&self, row: u64) -> u64 {
-        let phase = self.at(row);
-        let (first, tokens) = self.begun[phase];
-        let len = u64::from(self.len(phase));
-        tokens.saturating_add(row.saturating_sub(first).saturating_mul(len))
-    }
-
-    /// The last row of a line that begins with token `at` or one before it.
-    pub(crate) fn row_at(&self, at: u64) -> u64 {
-        let phase = self.begun.partition_point(|(_, tokens)| *tokens <= at) - 1;
-        let (first, tokens) = self.begun[phase];
-        first + (at - tokens) / u64::from(self.len(phase))
-    }
-
-    /// The number of rows in each phase of an epoch of `rows`.
-    pub(crate) fn rows_of_each(&self, rows: u64) -> Vec<u64> {
-        let start = |phase| self.begun.get(phase).map_or(rows, |(first, _)| rows.min(*first));
-        (0..self.all.len()).map(|phase| start(phase + 1) - start(phase)).collect()
-    }
-}
-
 /// The rows and tokens of an epoch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct RowCounts {
@@ -538,11 +385,11 @@ pub struct RowCounts {
     pub documents: u64,
     /// Their tokens, with separators, including dropped ones.
     pub tokens: u64,
-    /// Columns of all rows. A row of one document is as wide as its bucket; in a batch it may be wider.
+    /// Columns of all rows. A row of one document is as wide as its bucket; its batch may make it wider.
     pub columns: u64,
     /// Columns without a token.
     pub padding: u64,
-    /// Documents that lie in more than one piece: have several segments.
+    /// Documents with several segments.
     pub cuts: u64,
     /// Tokens behind the last row.
     pub dropped: u64,
@@ -615,7 +462,7 @@ pub fn count_rows(
     Ok(counts)
 }
 
-/// Positions drawn at once if documents are not packed by windows.
+/// Number of positions drawn at once in `concat`.
 const STEP: u64 = 1024;
 
 /// The first word of the keys that bring rows and buckets of windows into their order. Frozen.

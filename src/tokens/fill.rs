@@ -1,4 +1,4 @@
-//! Writes the tokens of a layout, and what belongs to each, into arrays.
+//! Writes the tokens of a layout into arrays, with the segment, position, sample and loss mask of each token.
 //!
 //! A segment is one copy for each array: tokens of the array's own width are copied as they are, others are widened by
 //! a loop without branches. Their values are checked before, in a pass of its own, only if they could be too large.
@@ -11,8 +11,8 @@ use dlfs_base::units::SampleId;
 use dlfs_format::format::field_type::Element;
 use dlfs_order::order::budget::Pack;
 
-use crate::layout::{Columns, Piece, Span};
-use crate::{Layout, Segment};
+use crate::columns::{Columns, Piece};
+use crate::layout::{Layout, Segment, Span};
 
 /// One document's bytes.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +74,7 @@ pub struct Arrays<'a> {
     pub sample_ids: Option<&'a mut [i64]>,
 }
 
-/// The tokens that documents do not have, and the range of all.
+/// The tokens that rows have beside those of documents, and the range of all tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct FillRules {
     /// The rule by which documents were packed.
@@ -89,10 +89,10 @@ pub struct FillRules {
 
 /// Writes the rows of `layout` into `arrays`. `documents` has the documents that its segments name.
 ///
-/// # Errors Errors of `documents`. `InvalidArgument`: an array is too short, or cannot hold a token; columns are of
-/// shorter rows.
-/// `Corrupt`: a document has fewer tokens than its segment, a token outside of the vocabulary, or a loss byte too many
-/// or too few; the error names the sample.
+/// # Errors
+/// Errors of `documents`. `InvalidArgument`: an array is too short, or cannot hold a token; columns are of shorter
+/// rows. `Corrupt`: a document has fewer tokens than its segment, a token outside of the vocabulary, or a loss byte too
+/// many or too few; the error names the sample.
 pub fn fill<'a>(
     layout: &Layout,
     columns: &Columns,
@@ -144,8 +144,7 @@ impl FillRules {
     /// `InvalidArgument`: it does not.
     pub fn check(&self) -> Result<()> {
         let Some(size) = self.vocabulary else { return Ok(()) };
-        let separator = self.separator.map(|token| ("separator", token));
-        for (what, token) in separator.into_iter().chain([("padding", self.pad)]) {
+        for (what, token) in self.own_tokens() {
             if token >= size {
                 let text =
                     format!("the {what} is token {token}, and the vocabulary has {size} tokens");
@@ -155,28 +154,34 @@ impl FillRules {
         Ok(())
     }
 
-    /// The largest token that documents of `kind` may have in an array for tokens up to `most`; `None` if none of
-    /// theirs is larger. Negative tokens count as larger, unless `is_signed` arrays take them.
-    fn limit(&self, kind: TokenType, most: u32, is_signed: bool) -> Option<u32> {
-        let limit = self.vocabulary.map_or(most, |size| most.min(size - 1)); // `check`: size > pad
+    /// The tokens that come from these rules, each with its name.
+    fn own_tokens(&self) -> impl Iterator<Item = (&'static str, u32)> + use<> {
+        let separator = self.separator.map(|token| ("separator", token));
+        separator.into_iter().chain([("padding", self.pad)])
+    }
+
+    /// The largest token that documents of `kind` may have in `array`; `None` if no token of this type is larger.
+    /// Negative tokens count as larger, unless a signed array takes them.
+    fn limit(&self, kind: TokenType, array: &ArrayType) -> Option<u32> {
+        let limit = self.vocabulary.map_or(array.max, |size| array.max.min(size - 1)); // `check`: size > pad
         match kind {
             TokenType::U8 => (limit < u8::MAX.into()).then_some(limit),
             TokenType::U16 => (limit < u16::MAX.into()).then_some(limit),
             TokenType::U32 => (limit < u32::MAX).then_some(limit),
-            TokenType::I32 if is_signed && self.vocabulary.is_none() => None,
+            TokenType::I32 if array.is_signed && self.vocabulary.is_none() => None,
             TokenType::I32 => Some(limit.min(i32::MAX as u32)),
         }
     }
 }
 
 impl Document<'_> {
-    /// Has the first tokens of `segment` fetched into the processor's cache: they were read long ago.
+    /// Prefetches the first tokens of `segment` into the processor's cache: they were read long ago.
     fn prefetch(&self, segment: &Segment) {
         let at = segment.from as usize * self.token_type.len_bytes();
         prefetch(self.tokens.get(at..).unwrap_or_default());
     }
 
-    /// Writes the tokens of `segment` after its first `skip`, and whether they are learned from.
+    /// Writes the tokens of `segment` after its first `skip`, and their part of the loss mask.
     fn put_tokens(
         &self,
         segment: Segment,
@@ -235,8 +240,8 @@ impl Document<'_> {
         array: &TokensMut<'_>,
     ) -> Result<()> {
         let kind = self.token_type;
-        let (_, most, is_signed, array) = array.about();
-        let Some(limit) = rules.limit(kind, most, is_signed) else { return Ok(()) };
+        let array = array.array_type();
+        let Some(limit) = rules.limit(kind, &array) else { return Ok(()) };
         if kind.largest(bytes) <= limit {
             return Ok(());
         }
@@ -253,8 +258,10 @@ impl Document<'_> {
                 self.error(text).hint("give the vocabulary of the tokenizer that wrote the tokens")
             }
             _ => {
-                let text =
-                    format!("token {at} of the document is {shown}, which {array} does not hold");
+                let text = format!(
+                    "token {at} of the document is {shown}, which {} does not hold",
+                    array.name
+                );
                 self.error(text).hint("take a wider type for the array, such as i64")
             }
         };
@@ -306,6 +313,7 @@ impl TokenType {
         }
     }
 
+    /// Copies tokens to `to`, converted by `of_u32`, or by `of_i32` if they are signed.
     fn copy<T>(
         self,
         from: &[u8],
@@ -343,31 +351,43 @@ impl TokensMut<'_> {
         }
     }
 
-    /// Its length, the largest token that it holds, whether it holds negative ones, and its name.
-    fn about(&self) -> (usize, u32, bool, &'static str) {
-        match self {
+    fn array_type(&self) -> ArrayType {
+        let (len, max, is_signed, name) = match self {
             TokensMut::U16(out) => (out.len(), u16::MAX.into(), false, "an array of u16"),
             TokensMut::U32(out) => (out.len(), u32::MAX, false, "an array of u32"),
             TokensMut::I32(out) => (out.len(), i32::MAX as u32, true, "an array of i32"),
             TokensMut::I64(out) => (out.len(), u32::MAX, true, "an array of i64"),
-        }
+        };
+        ArrayType { len, max, is_signed, name }
     }
+}
+
+/// Properties of an array of tokens.
+struct ArrayType {
+    /// The number of elements.
+    len: usize,
+    /// The largest token that it holds.
+    max: u32,
+    /// Set if it holds negative tokens.
+    is_signed: bool,
+    /// Its name in errors.
+    name: &'static str,
 }
 
 impl Arrays<'_> {
     fn check(&self, layout: &Layout, columns: &Columns, rules: &FillRules) -> Result<()> {
-        let (len, most, _, array) = self.tokens.about();
-        let separator = rules.separator.map(|token| ("separator", token));
-        for (what, token) in separator.into_iter().chain([("padding", rules.pad)]) {
-            if token > most {
-                let text = format!("the {what} is token {token}, which {array} does not hold");
+        let array = self.tokens.array_type();
+        for (what, token) in rules.own_tokens() {
+            if token > array.max {
+                let name = array.name;
+                let text = format!("the {what} is token {token}, which {name} does not hold");
                 return Err(Error::invalid(text, "take a wider type, such as i64"));
             }
         }
         let rows = layout.num_rows as usize;
         let need = rows * columns.width();
         let lens = [
-            ("tokens", Some(len)),
+            ("tokens", Some(array.len)),
             ("segment ids", self.segment_ids.as_ref().map(|array| array.len())),
             ("position ids", self.position_ids.as_ref().map(|array| array.len())),
             ("the loss mask", self.loss_mask.as_ref().map(|array| array.len())),
@@ -430,6 +450,7 @@ impl Arrays<'_> {
     }
 }
 
+/// Converts each little-endian element of `from` with `of`.
 fn each<const N: usize, T>(from: &[u8], to: &mut [T], of: impl Fn([u8; N]) -> T) {
     for (to, from) in to.iter_mut().zip(from.as_chunks().0) {
         *to = of(*from);

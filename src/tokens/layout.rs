@@ -1,18 +1,13 @@
-//! The layout of a batch of rows: which tokens of which documents lie where, and the columns of a row that an array
-//! has: all, or the slices of one context-parallel rank.
-
-use std::ops::Range;
-
-use dlfs_base::error::{Error, Result};
+//! The layout of a batch of rows: which tokens of which documents lie in which columns. Read `columns.rs` next.
 
 /// The rows of one batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layout {
     /// The number of rows.
     pub num_rows: u32,
-    /// The inputs of a row; it has one column more, for the last label.
+    /// The number of inputs of a row. A row has one column more, for the last label.
     pub seq_len: u32,
-    /// By row, and within a row by column. Columns behind the last segment of a row are padding.
+    /// Sorted by row, then by column. Columns behind the last segment of a row are padding.
     pub segments: Vec<Segment>,
 }
 
@@ -27,7 +22,7 @@ pub struct Segment {
     pub document: u32,
     /// The first token of the document. If documents are separated, the token behind its last one is the separator.
     pub from: u32,
-    /// The number of tokens, at least 1; with the separator, if it lies here.
+    /// The number of tokens, at least 1, including the separator if it lies in this segment.
     pub len: u32,
 }
 
@@ -53,12 +48,14 @@ impl<'a, T> LayoutWriter<'a, T> {
         LayoutWriter { layout, documents, before, last: None, column: 0 }
     }
 
+    /// Begins the next row.
     pub(crate) fn begin_row(&mut self) {
         self.layout.num_rows += 1;
         self.column = 0;
     }
 
-    /// Puts tokens of `document` behind those that the row has. Neighbours with one `number` are one document.
+    /// Appends a segment to the row: `len` tokens of `document`, from its token `from` on. Consecutive segments with
+    /// the same `number` are of one document.
     pub(crate) fn put(&mut self, number: u64, document: T, from: u32, len: u32) {
         if self.last.replace(number) != Some(number) {
             self.documents.push(document);
@@ -124,117 +121,5 @@ impl Layout {
     /// The most inputs of one segment or padding, if rows have `seq_len` inputs.
     pub fn max_seqlen(&self, seq_len: u32) -> u32 {
         self.spans(seq_len + 1).map(|span| span.inputs(seq_len)).max().unwrap_or(0)
-    }
-}
-
-/// Columns of a row in one or two chunks. Each chunk has one column more than its inputs: the label of its last input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Columns {
-    seq_len: u32,
-    /// The context-parallel rank, their number, and whether it has two chunks.
-    place: (u32, u32, bool),
-    /// The inputs of a chunk.
-    chunk: u32,
-    /// The first column of each chunk.
-    starts: [u32; 2],
-    num_chunks: usize,
-}
-
-/// Columns that a chunk and a run of columns have in common.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// Their place in the columns of the array's row.
-    pub(crate) to: Range<usize>,
-    /// The columns of the run before them.
-    pub(crate) skip: usize,
-}
-
-impl Columns {
-    /// All `seq_len + 1` columns of a row of `seq_len` inputs.
-    pub fn all(seq_len: u32) -> Columns {
-        Columns { seq_len, place: (0, 1, false), chunk: seq_len, starts: [0; 2], num_chunks: 1 }
-    }
-
-    /// The columns of rank `cp_rank` of `cp_size` context-parallel ranks: its part of the inputs, or, with `zigzag`,
-    /// parts `cp_rank` and `2 * cp_size - 1 - cp_rank` of twice as many, which gives ranks equal work under a causal
-    /// mask.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: there is no such rank, or the inputs have no such parts.
-    pub fn slice(seq_len: u32, cp_rank: u32, cp_size: u32, zigzag: bool) -> Result<Columns> {
-        if cp_rank >= cp_size {
-            let text = format!("there is no context-parallel rank {cp_rank}: cp_size is {cp_size}");
-            return Err(Error::invalid(text, "ranks go from 0 to cp_size - 1"));
-        }
-        if cp_size == 1 {
-            return Ok(Columns::all(seq_len));
-        }
-        let num_chunks = if zigzag { 2 } else { 1 };
-        let parts = u64::from(cp_size) * num_chunks;
-        if !u64::from(seq_len).is_multiple_of(parts) {
-            let text = format!(
-                "rows of {seq_len} tokens cannot be cut into {parts} equal parts for {cp_size} context-parallel ranks"
-            );
-            return Err(Error::invalid(text, "take a seq_len that is a multiple of the parts"));
-        }
-        let chunk = (u64::from(seq_len) / parts) as u32; // at most seq_len
-        let starts = [cp_rank * chunk, (parts as u32 - 1 - cp_rank) * chunk];
-        let place = (cp_rank, cp_size, zigzag);
-        Ok(Columns { seq_len, place, chunk, starts, num_chunks: num_chunks as usize })
-    }
-
-    /// The columns of the same rank in rows of `seq_len` inputs.
-    ///
-    /// # Errors
-    /// As [`Columns::slice`].
-    pub fn of_rows(&self, seq_len: u32) -> Result<Columns> {
-        let (cp_rank, cp_size, zigzag) = self.place;
-        Columns::slice(seq_len, cp_rank, cp_size, zigzag)
-    }
-
-    /// The columns of the same rank in rows that need `seq_len` inputs; they get more where ranks could not share those
-    /// equally.
-    ///
-    /// # Errors
-    /// As [`Columns::slice`].
-    pub fn of_narrow_rows(&self, seq_len: u32) -> Result<Columns> {
-        let parts = self.place.1 * self.num_chunks as u32; // at most the inputs of a row
-        self.of_rows(seq_len.next_multiple_of(parts))
-    }
-
-    /// The inputs of a whole row.
-    pub fn seq_len(&self) -> u32 {
-        self.seq_len
-    }
-
-    /// The number of chunks: 1 or 2.
-    pub fn num_chunks(&self) -> usize {
-        self.num_chunks
-    }
-
-    /// The columns of a chunk, with the last label.
-    pub fn chunk_len(&self) -> usize {
-        self.chunk as usize + 1
-    }
-
-    /// The columns of all chunks.
-    pub fn width(&self) -> usize {
-        self.num_chunks * self.chunk_len()
-    }
-
-    /// Returns whether rows are whole.
-    pub(crate) fn is_all(&self) -> bool {
-        self.chunk == self.seq_len
-    }
-
-    /// The columns that each chunk has in common with `len` columns from `column` on.
-    pub(crate) fn pieces(self, column: u32, len: u32) -> impl Iterator<Item = Piece> {
-        self.starts.into_iter().take(self.num_chunks).enumerate().filter_map(move |(nth, start)| {
-            let from = start.max(column);
-            let end = (start + self.chunk + 1).min(column + len);
-            let at = nth * self.chunk_len() + from.checked_sub(start)? as usize;
-            let count = end.checked_sub(from).filter(|&count| count > 0)? as usize;
-            Some(Piece { to: at..at + count, skip: (from - column) as usize })
-        })
     }
 }
