@@ -199,7 +199,7 @@ fn the_page_of_the_format_has_the_byte_tables_of_the_code() {
     sources.extend(
         [
             "src/format/directory/columns.rs",
-            "src/import/import/journal.rs",
+            "src/import/import/block.rs",
             "src/import/import/lease.rs",
             "src/order/tier/index.rs",
         ]

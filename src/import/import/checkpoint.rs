@@ -22,9 +22,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::IntoBytes;
 
+use crate::import::block::Block;
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::columns::ColumnFile;
-use crate::import::journal::{Block, Journal};
+use crate::import::journal::Journal;
 use crate::import::options::ImportOptions;
 use crate::import::prepare::ImportState;
 use crate::import::sources::sample_stream::{SampleStream, StreamPlace};

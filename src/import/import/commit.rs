@@ -7,8 +7,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::import::journal::{Journal, Mark};
+use crate::import::journal::Journal;
 use crate::import::lease::Lease;
+use crate::import::marks::Mark;
 use crate::import::media::{Media, pieces};
 use crate::import::options::Progress;
 use crate::import::prepare::{self, Current};

@@ -1,16 +1,10 @@
-//! Deletion of samples.
+//! Deletion of samples, and the state that it shares with a purge.
 //!
-//! A delete writes a record and a snapshot, and changes no chunk. `purge.rs` frees the space of deleted
-//! samples. Both create generations as an import does, and the current generation stays intact until the next
+//! A delete writes a snapshot without the deleted samples, and changes no chunk. `purge.rs` frees the space of
+//! deleted samples. Both create generations as an import does, and the current generation stays intact until the next
 //! one is committed.
-//!
-//! The last step of a purge returns space to the file systems of the image files: space that only earlier generations
-//! use. The other superblock copies are first declared void, then erased; only then is space freed. Otherwise a
-//! reader might find the previous generation in such a copy and read wrong bytes. The process may be killed
-//! between any two of these steps. [`is_left`] tells the next purge to continue.
 
 use std::fmt::Display;
-use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -20,11 +14,11 @@ use crate::import::device::{Meaning, open_image};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, ImportOptions, as_text};
-use crate::import::prepare::{self, Current, give_up_plan, void_other_copy};
+use crate::import::prepare::{self, Current, give_up_plan};
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::format::{ImageLayout, Space, Uuid};
+use dlfs_format::format::{Space, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -181,76 +175,4 @@ impl Edit {
         let commit = commit::commit(&self.media, leases, directory, space)?;
         Ok(EditReport { samples, freed_bytes, ..EditReport::of(&commit.directory) })
     }
-}
-
-/// Frees all space that the current generation does not read. This destroys the previous generation: otherwise
-/// its old chunks would have to stay.
-pub(super) fn give_back(edit: &Edit) -> Result<()> {
-    if !edit.media.can_grow() {
-        return Ok(());
-    }
-    let Edit { media, current, .. } = edit;
-    media.retry_budget.retry(|| void_other_copy(media, &current.superblocks))?;
-    trim(media, current, &edit.lease)
-}
-
-/// Frees the space that `current`, a committed generation, does not read.
-///
-/// # Errors
-/// Errors of the file systems. `Busy`: the lease is lost.
-pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()> {
-    let space = read_by(media, current);
-    for (namespace, device) in (0..).zip(media.devices.iter()) {
-        let (unused, len_bytes) = unused(current.directory.layout(), &space, namespace);
-        lease.check()?;
-        device.trim(&unused, len_bytes)?;
-    }
-    Ok(())
-}
-
-/// Returns whether a file has space that a purge should have freed: that purge was killed earlier.
-///
-/// After an append or a delete, the cells that only the previous generation reads do not count: they are few,
-/// and freeing them would destroy that generation. While an import can be resumed, the answer is false, since
-/// its chunks are in free cells.
-pub(super) fn is_left(edit: &Edit) -> Result<bool> {
-    if !edit.media.can_grow() || prepare::has_unfinished_import(&edit.media, &edit.current)? {
-        return Ok(false);
-    }
-    let space = if is_of_purge(&edit.current.directory) {
-        read_by(&edit.media, &edit.current)
-    } else {
-        edit.free_space()
-    };
-    for (namespace, device) in (0..).zip(edit.media.devices.iter()) {
-        let (unused, len_bytes) = unused(edit.current.directory.layout(), &space, namespace);
-        if device.can_trim(&unused, len_bytes)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Returns whether a purge made this generation. Only a purge writes chunks with deleted samples.
-fn is_of_purge(directory: &Directory) -> bool {
-    (0..directory.num_chunks()).any(|chunk| {
-        directory.chunk_id(chunk).generation == directory.generation()
-            && directory.live_in_chunk(chunk) < directory.chunk(chunk).num_slots
-    })
-}
-
-/// The space of the image in which every cell that the generation does not read is free.
-fn read_by(media: &Media, Current { directory, superblocks }: &Current) -> Space {
-    let mut space = Space::new(directory.layout(), &media.capacities());
-    let snapshot = superblocks[0].snapshot_range();
-    directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
-    space
-}
-
-/// The free byte ranges of a namespace, and the length that it needs.
-fn unused(layout: &ImageLayout, space: &Space, namespace: u16) -> (Vec<Range<u64>>, u64) {
-    let bytes = |cell: u64| cell * layout.cell_bytes();
-    let free = space.free_below_end(namespace);
-    let free = free.map(|cells| bytes(cells.start)..bytes(cells.end)).collect();
-    (free, bytes(space.end_cell(namespace)))
 }

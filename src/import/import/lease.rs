@@ -27,8 +27,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::import::journal::{BLOCK_BYTES, Block};
-use crate::import::media::{Channel, Media, RetryBudget};
+use crate::import::block::{BLOCK_BYTES, Block};
+use crate::import::media::{Channel, Media};
+use crate::import::retry::RetryBudget;
 use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_io::qpair::Fence;
 

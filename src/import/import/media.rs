@@ -1,14 +1,12 @@
-//! The namespaces of an image for an import: several threads write, each with its own queue pairs, and a flush
-//! covers the writes of all threads.
+//! The namespaces of an image for an import. Several threads write, each on its own [`Channel`], and a flush covers the
+//! writes of all threads. `retry.rs` decides how long a failed call is tried again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
+use crate::import::retry::{RetryBudget, is_transient};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::units::deadline;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::ImageLayout;
 use dlfs_format::format::geometry::MAX_NAMESPACE_BYTES;
@@ -17,14 +15,13 @@ use dlfs_format::format::superblock_set::SuperblockCopies;
 use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::shared::SharedDevice;
-use dlfs_io::qpair::{Device, Fence, IoError, PairScope, or_unreadable};
-use dlfs_nvme::nvme::RetryClass;
+use dlfs_io::qpair::{Device, Fence, PairScope, or_unreadable};
 
 /// The namespaces of an image, in the image's order.
 #[derive(Clone)]
 pub(super) struct Media {
     pub(super) devices: Arc<[Arc<dyn Device>]>,
-    /// Checks all writes except those of the lease. Closed until the lease is held: see `lease.rs`.
+    /// Checks all writes except those of the lease, and refuses them until the lease is held: see `lease.rs`.
     pub(super) fence: Arc<Fence>,
     /// Time of the last failed call, whose writes may still be in transit, in ns of [`Fence::now`]; 0: none.
     lost_write_ns: Arc<AtomicU64>,
@@ -39,15 +36,17 @@ pub(super) struct Media {
 /// location. But the import must check the content of the media before relying on it.
 pub(super) struct Channel {
     pub(super) media: Media,
+    /// The fence that checks the writes of this channel.
     fence: Arc<Fence>,
+    /// The queue pairs; `None` before the first call, and after a failed one.
     calls: Option<Calls>,
     /// State that the queue pairs share.
     scope: PairScope,
-    /// The index of each namespace's queue pair; `None` before its first use.
+    /// For each namespace, the index of its queue pair in `calls`; `None` before the first use.
     pairs: Vec<Option<usize>>,
     /// Number of times that the queue pairs were abandoned.
     resets: u32,
-    /// The reason of the last time, if trying again does not help.
+    /// The error that abandoned the queue pairs last, unless it is transient.
     fatal: Option<Error>,
 }
 
@@ -55,6 +54,7 @@ pub(super) struct Channel {
 #[derive(Debug)]
 pub(super) struct PendingWrite {
     ticket: Ticket,
+    /// The channel's `resets` when the write began. If it differs now, the write was abandoned.
     resets: u32,
     begun: Instant,
 }
@@ -115,8 +115,8 @@ impl Media {
         Media { devices, ..self.clone() }
     }
 
-    /// Returns an image of `count` namespaces, in which the first of these has the number `namespace`. The
-    /// others are too short to take any data.
+    /// Returns the media of an image of `count` namespaces, in which namespace 0 of `self` has the number `namespace`.
+    /// All others are too short to take any data.
     ///
     /// # Errors
     /// None in practice: it allocates memory for a block.
@@ -446,82 +446,3 @@ const ZERO_BYTES: u64 = 1 << 20;
 
 /// Length of a namespace that is absent: too short for any chunk.
 const ABSENT_BYTES: u64 = 4096;
-
-/// Returns whether a retry on a new connection may help.
-pub(super) fn is_transient(error: &Error) -> bool {
-    use std::error::Error as _;
-    match error.kind() {
-        ErrorKind::Disconnected | ErrorKind::TimedOut => true,
-        // The target rejected data that was damaged in transit.
-        ErrorKind::Refused => matches!(
-            error.source().and_then(|source| source.downcast_ref()),
-            Some(IoError::Status(status)) if status.retry_class() == RetryClass::Retry
-        ),
-        _ => false,
-    }
-}
-
-/// The time for which all threads of an import together retry without progress.
-#[derive(Default)]
-pub(super) struct RetryBudget {
-    until: Mutex<Option<Instant>>,
-}
-
-/// One thread's delay between attempts.
-#[derive(Default)]
-pub(super) struct Backoff(Duration);
-
-impl RetryBudget {
-    /// Retries `attempt`, which must be idempotent, while its errors are transient.
-    ///
-    /// # Errors
-    /// The last error, when the budget is spent.
-    pub(super) fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut pause = Backoff::default();
-        let never = AtomicBool::new(false);
-        loop {
-            match attempt() {
-                Err(error) if is_transient(&error) && self.wait(&mut pause, &never) => {}
-                Err(error) => return Err(error),
-                Ok(done) => {
-                    self.progressed();
-                    return Ok(done);
-                }
-            }
-        }
-    }
-
-    /// Records the failure of a call that began at `begun`.
-    pub(super) fn failed(&self, begun: Instant) {
-        self.until.lock().get_or_insert(begun + RETRY_FOR);
-    }
-
-    /// Records progress: the next failure starts a new budget.
-    pub(super) fn progressed(&self) {
-        *self.until.lock() = None;
-    }
-
-    /// The deadline of calls after a failure: together with the earlier attempts they take at most `limit`.
-    pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
-        self.until.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
-    }
-
-    /// Sleeps somewhat longer than last time. Returns false if the budget is spent.
-    pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
-        let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
-        let until = *self.until.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
-        if Instant::now() + next > until || stop.load(Ordering::Relaxed) {
-            return false;
-        }
-        std::thread::sleep(next);
-        pause.0 = next;
-        true
-    }
-}
-
-/// The retry budget. It is less than the deadline of a call, so that the last attempt ends within that
-/// deadline.
-pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
-
-const MIN_BACKOFF: Duration = Duration::from_millis(10);
-const MAX_BACKOFF: Duration = Duration::from_secs(1);

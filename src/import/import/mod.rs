@@ -21,6 +21,7 @@
 //! write. [`many`] divides an import among processes. [`Writer`] takes samples from a program that creates
 //! them: read `writer/mod.rs`, then `chunk_stream.rs`. `streamed.rs` uses `chunk_stream.rs`, too.
 
+mod block;
 mod checked;
 mod checkpoint;
 mod chunk_stream;
@@ -36,6 +37,7 @@ mod inspect;
 pub mod journal;
 mod lease;
 pub mod many;
+mod marks;
 mod media;
 mod options;
 mod pass;
@@ -44,13 +46,16 @@ mod progress;
 mod purge;
 mod read_back;
 mod rebuild;
+mod retry;
 mod scan;
 pub mod shards;
 pub mod sources;
 mod streamed;
 mod tokenizer;
+mod trim;
 mod write_behind;
 mod writer;
+mod written_part;
 
 pub use edit::{EditReport, delete, delete_ids, delete_on};
 pub use field_types::{FieldColumn, FieldSpec};

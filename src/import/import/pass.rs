@@ -15,9 +15,10 @@ use crossbeam_channel::{Sender, bounded};
 
 use crate::import::chunks::{ChunkLayout, RowOrder, Rows, RowsAhead};
 use crate::import::lease::Lease;
-use crate::import::media::{Backoff, Channel, Media, RETRY_FOR, is_transient};
+use crate::import::media::{Channel, Media};
 use crate::import::options::{Progress, stopped};
 use crate::import::read_back::sound_chunk;
+use crate::import::retry::{Backoff, RETRY_FOR, is_transient};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, Source, SourceReader};
 use crate::import::write_behind::{BlockStream, FLUSH_EVERY_BYTES, PIECE_BYTES, WriteBehind};
 use dlfs_base::threads::caught;

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal, Mark};
+use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::{LEASE_OFFSET, Lease};
+use crate::import::marks::Mark;
 use crate::import::media::{Media, pieces};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::scan::Scan;

@@ -11,11 +11,12 @@ use crate::import::chunk_stream::{ChunkStream, NewRecord};
 use crate::import::columns::columns_of;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
-use crate::import::edit::{Edit, EditReport, give_back, is_left};
+use crate::import::edit::{Edit, EditReport};
 use crate::import::journal::Journal;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, Progress, Stage};
 use crate::import::prepare::ImportState;
+use crate::import::trim::{is_trim_left, trim_after_purge};
 use dlfs_base::units::{Generation, Lba, SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
@@ -114,8 +115,8 @@ impl<'a> Purge<'a> {
             done += self.step(&todo[done..], progress)?;
         }
         progress.stage(Stage::Committing, 0, 0);
-        if self.chunks > 0 || is_left(self.edit)? {
-            give_back(self.edit)?;
+        if self.chunks > 0 || is_trim_left(self.edit)? {
+            trim_after_purge(self.edit)?;
         }
         Ok(EditReport {
             samples: dead,

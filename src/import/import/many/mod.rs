@@ -24,7 +24,7 @@
 //! - A part may be retried any number of times. A part from a source finds the chunks that are on the namespace
 //!   already. The cells of a part from a program count as free until the mark names its record. From then to the
 //!   commit, nothing overwrites them.
-//! - A part counts as complete only by the mark of its namespace (`../journal.rs`), which is written when all chunks
+//! - A part counts as complete only by the mark of its namespace (`../marks.rs`), which is written when all chunks
 //!   are durable. The mark of written parts names the last of their records.
 //! - Until the commit, chunks of written parts have the plan's id in place of the image's UUID, so a rebuild does
 //!   not take abandoned attempts for samples of the image. The commit rewrites their heads. A head lies in one
@@ -46,4 +46,4 @@ mod written;
 pub use sourced::{PartReport, PlanReport, commit_import, import_part, plan_import};
 pub use written::{Output, PartPlace, PartWriter, WritePlan};
 
-pub use crate::import::journal::WrittenPart;
+pub use crate::import::written_part::WrittenPart;

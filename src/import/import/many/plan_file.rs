@@ -5,7 +5,7 @@
 //! magic | pieces | head | bytes of the head (u64)
 //! ```
 //!
-//! The head is a block as those of `../journal.rs`: the properties of the image, its parts, and offset and hash of each
+//! The head is a block as in `../block.rs`: the properties of the image, its parts, and offset and hash of each
 //! piece. Only plans of parts from sources have pieces: see `sourced.rs`.
 
 use std::fs::File;
@@ -15,8 +15,10 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::import::block::Block;
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::{Block, Journal, Mark, State};
+use crate::import::journal::Journal;
+use crate::import::marks::{Mark, MarkState};
 use crate::import::media::{Channel, Media};
 use crate::import::options::Onto;
 use crate::import::prepare::write_journals;
@@ -173,7 +175,7 @@ impl<P: Parts> Plan<P> {
     ///
     /// # Errors
     /// Errors of writing.
-    pub(super) fn prepare(&self, media: &Media, state: Option<State>) -> Result<()> {
+    pub(super) fn prepare(&self, media: &Media, state: Option<MarkState>) -> Result<()> {
         media.retry_budget.retry(|| {
             let mut channel = media.channel();
             let layout = &self.journal.layout;
@@ -189,7 +191,7 @@ impl<P: Parts> Plan<P> {
     }
 
     /// A mark of this plan.
-    pub(super) fn mark_of(&self, namespace: u16, state: State) -> Mark {
+    pub(super) fn mark_of(&self, namespace: u16, state: MarkState) -> Mark {
         Mark { plan: self.id, namespace, state }
     }
 }

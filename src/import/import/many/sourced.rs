@@ -18,14 +18,16 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::import::block::Block;
 use crate::import::chunks::{ChunkLayout, ChunkPlan, RowOrder, Rows};
 use crate::import::columns::ColumnFile;
 use crate::import::commit::{TemporaryColumn, all_complete, check_stop, commit, once};
 use crate::import::device::{open_for_import, or_remove};
 use crate::import::importer::{Import, OpenSource, open_source, ready};
-use crate::import::journal::{Block, Journal, Mark, State};
+use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{FROM_SOURCES, MAGIC_BYTES, Parts, Plan, addresses, damaged};
+use crate::import::marks::{Mark, MarkState};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{BadEntries, ImportOptions, Onto, Progress, Stage, as_text};
 use crate::import::pass::Pass;
@@ -122,7 +124,7 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     let bad = import.source.index().bad.clone();
     let Import { state, lease, .. } = import;
     // If the plan appends, others may change the image meanwhile. The mark shows whether they have.
-    let mark = state.current.as_ref().map(|_| State::Planned);
+    let mark = state.current.as_ref().map(|_| MarkState::Planned);
     let prepared = lease.explain(plan.prepare(&state.media, mark));
     if let Err(error) = prepared {
         // The plan would be useless, and its file would make the next plan fail.
@@ -219,12 +221,12 @@ pub fn import_part(
         samples: chunks.iter().map(|chunk| u64::from(chunk.num_slots)).sum(),
     };
     let mark = file.plan.mark(part, &mut media.channel())?;
-    let complete = file.plan.mark_of(part, State::Complete);
+    let complete = file.plan.mark_of(part, MarkState::Complete);
     if mark == Some(complete) {
         return Ok(report);
     }
-    let look = mark.is_some_and(|mark| mark.state != State::Planned);
-    let begun = Mark { state: State::Begun, ..complete };
+    let look = mark.is_some_and(|mark| mark.state != MarkState::Planned);
+    let begun = Mark { state: MarkState::Begun, ..complete };
     let write_mark = |mark: &Mark| mark.write(&mut media.channel());
     let found = lease.explain(write_mark(&begun).and_then(|()| {
         let found = write_chunks(&file, &media, &lease, look, progress)?;
@@ -324,7 +326,7 @@ fn check_parts(plan: &Plan<SourceParts>, media: &Media) -> Result<()> {
     let mut missing = Vec::new();
     for namespace in 0..media.len() {
         let mark = plan.mark(namespace, &mut channel)?;
-        if mark.is_none_or(|mark| mark.state != State::Complete) {
+        if mark.is_none_or(|mark| mark.state != MarkState::Complete) {
             missing.push(namespace.into());
         }
     }

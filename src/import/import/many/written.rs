@@ -12,21 +12,24 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
+use crate::import::block::Block;
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::commit::{TemporaryColumn, all_complete, check_stop, commit, once};
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::edit::trim;
-use crate::import::journal::{Block, Journal, Lane, Mark, PartSum, State, WrittenPart};
+use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, addresses, damaged, not_prepared};
+use crate::import::marks::{Lane, Mark, MarkState};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder, Progress, Stage};
 use crate::import::prepare::{self, ImportState};
 use crate::import::scan::BLOCK_BYTES;
+use crate::import::trim::trim;
 use crate::import::writer::{
     self, NewSample, Placer, Started, Thread, Windows, WriteOrder, WriteReport, Writer,
     WriterOptions,
 };
+use crate::import::written_part::{PartSum, WrittenPart};
 use dlfs_base::error::invalid;
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::units::{SampleId, Slot};
@@ -117,7 +120,7 @@ impl WritePlan {
                 },
             };
             let lane = Lane { last_record: 0, end_cell: journal.layout.first_cell() };
-            plan.prepare(&state.media, Some(State::Written(lane)))?;
+            plan.prepare(&state.media, Some(MarkState::Written(lane)))?;
             Ok(WritePlan(plan))
         }))
     }
@@ -147,7 +150,7 @@ impl WritePlan {
     /// As [`Plan::mark`].
     pub(super) fn lane(&self, namespace: u16, channel: &mut Channel) -> Result<Lane> {
         match self.0.mark(namespace, channel)? {
-            Some(Mark { state: State::Written(lane), .. }) => Ok(lane),
+            Some(Mark { state: MarkState::Written(lane), .. }) => Ok(lane),
             _ => Err(not_prepared(channel.media.address(namespace))),
         }
     }
@@ -359,11 +362,11 @@ impl NewPart {
 const RECORD_CELLS: u64 = 1;
 
 impl WritePlan {
-    /// The records of all complete parts on a namespace, the last one first.
+    /// All complete parts on a namespace, the last one first.
     ///
     /// # Errors
     /// `Corrupt`: a record is damaged. Errors of reading.
-    pub(super) fn records(
+    fn parts_on(
         &self,
         lane: Lane,
         namespace: u16,
@@ -374,17 +377,19 @@ impl WritePlan {
             let text = format!("the record of a written part, in cell {cell}, is damaged");
             Error::new(ErrorKind::Corrupt, text).target(address.clone())
         };
-        let here = (self.0.id, namespace);
-        let mut records = Vec::new();
-        for (record, lane, previous) in lane.records::<WrittenPart>(channel, here, &damaged)? {
-            let WrittenPart { plan, namespace, first_cell, record_cell, .. } = record;
-            let cells = (previous.end_cell, lane.last_record);
-            if ((plan, namespace), (first_cell, record_cell)) != (here, cells) {
+        let plan_and_namespace = (self.0.id, namespace);
+        let mut parts = Vec::new();
+        for (record, lane) in lane.records(channel, plan_and_namespace, &damaged)? {
+            let part: WrittenPart = record.content;
+            let cells = (record.previous.end_cell, lane.last_record);
+            if (part.plan, part.namespace) != plan_and_namespace
+                || (part.first_cell, part.record_cell) != cells
+            {
                 return Err(damaged(lane.last_record));
             }
-            records.push(record);
+            parts.push(part);
         }
-        Ok(records)
+        Ok(parts)
     }
 }
 
@@ -471,7 +476,7 @@ impl WritePlan {
         let mut found = Vec::new();
         for namespace in 0..channel.media.len() {
             let lane = self.lane(namespace, channel)?;
-            found.extend(self.records(lane, namespace, channel)?);
+            found.extend(self.parts_on(lane, namespace, channel)?);
             lanes.push(lane);
         }
         Ok((lanes, found))

@@ -33,9 +33,9 @@ pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
 use crate::import::device::open_for_import;
-use crate::import::journal::WrittenPart;
 use crate::import::options::other_fields;
 use crate::import::writer::placing::{Window, Work};
+use crate::import::written_part::WrittenPart;
 use dlfs_base::process::Forked;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result, threads};
