@@ -27,6 +27,8 @@ mod record;
 #[cfg(feature = "catalog")]
 mod redis;
 mod resolve;
+#[cfg(feature = "catalog")]
+mod resp;
 mod store;
 
 use std::sync::Arc;

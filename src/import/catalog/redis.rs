@@ -10,40 +10,41 @@
 //! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`], with the number of chunks |
 //! | `dlfs:chunks:NAME`          | hash | chunk id -> `time_ns bytes samples deleted`                       |
 //!
-//! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys are DIESEL's
-//! entries. A transaction replaces both, so readers see either the old pair or the new pair.
-//! The connection speaks RESP2. The server is not trusted: each answer has a [`Limit`] and a deadline. After a
+//! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys hold the index of chunks, as
+//! DIESEL's entries do. A transaction replaces both, so readers see either the old pair or the new pair.
+//!
+//! `resp.rs` speaks to the server. The server is not trusted: each answer has a [`Limit`] and a deadline. After a
 //! failure the connection is closed, so the rest of an answer is never taken for the next one.
 
-use std::collections::BTreeMap;
-use std::io::{self, BufRead as _, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use zeroize::Zeroizing;
 
+use crate::catalog::resp::{Command, Connection, Failure, Limit, Server, Value, command};
 use crate::catalog::store::{
     Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, MAX_LOG_BYTES, Store, number_of,
 };
 use crate::catalog::{ChunkEntry, Index};
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_io::address::unescape_all;
 
 /// A catalogue in a server.
 #[derive(Clone)]
 pub(super) struct RedisStore {
+    /// The name of the catalogue, for messages.
     word: String,
     server: Arc<Server>,
+    /// The open connection, if there is one. The lock is held during a call, so that calls take turns.
     connection: Arc<Mutex<Option<Connection>>>,
-    /// The deadline of the current call.
+    /// The deadline of the current call to the catalogue. `None`: only each answer has a deadline.
     until: Option<Instant>,
 }
 
 impl RedisStore {
-    /// The catalogue `word` in the server at `url`. The URL may contain a password, so it is never
-    /// shown.
+    /// The catalogue called `word` in the server at `url`. The URL may contain a password, so it is never shown.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `url` is no address of a server.
     pub(super) fn new(word: &str, url: &str) -> Result<RedisStore> {
         let server = Server::parse(url).ok_or_else(|| {
             let message =
@@ -61,14 +62,14 @@ impl RedisStore {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let until = self.until.map_or(until, |call| until.min(call));
         let ask = || -> Result<Value, Failure> {
-            let held = self.connection.try_lock_until(until);
-            let mut held = held.ok_or(std::io::Error::from(std::io::ErrorKind::TimedOut))?;
-            let mut connection = match held.take() {
+            let guard = self.connection.try_lock_until(until);
+            let mut open = guard.ok_or(std::io::Error::from(std::io::ErrorKind::TimedOut))?;
+            let mut connection = match open.take() {
                 Some(connection) => connection,
                 None => self.server.connect(until)?,
             };
             let answer = connection.ask(commands, limit, until)?;
-            *held = Some(connection);
+            *open = Some(connection);
             Ok(answer)
         };
         ask().map_err(|failure| self.failed(failure))
@@ -223,26 +224,6 @@ impl Store for RedisStore {
     }
 }
 
-impl Value {
-    fn into_texts(self) -> Option<Vec<String>> {
-        let text = |value| match value {
-            Value::Bytes(bytes) => String::from_utf8(bytes).ok(),
-            _ => None,
-        };
-        match self {
-            Value::Array(values) => values.into_iter().map(text).collect(),
-            _ => None,
-        }
-    }
-
-    /// Reads an array in which keys and values alternate.
-    fn into_map(self) -> Option<BTreeMap<String, String>> {
-        let mut texts = self.into_texts()?.into_iter();
-        let pairs = std::iter::from_fn(|| Some((texts.next()?, texts.next()?)));
-        Some(pairs.collect())
-    }
-}
-
 /// Sets fields of the hash `key`.
 fn set(key: &str, fields: impl IntoIterator<Item = (impl AsRef<str>, String)>) -> Command {
     let mut words = command([&b"HSET"[..], key.as_bytes()]);
@@ -275,263 +256,19 @@ fn entry_of(text: &str) -> Option<ChunkEntry> {
     words.next().is_none().then_some(entry)
 }
 
+/// The deadline of the answers to commands that are sent together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Chunks that one command adds to the index.
 const CHUNKS_A_COMMAND: usize = 1000;
 
+/// A number or a state.
 const SHORT: Limit = Limit { bytes: 4096, values: 1 };
+/// A record, or the target of an alias.
 const ENTRY: Limit = Limit { bytes: MAX_ENTRY_BYTES + 4096, values: 1 };
+/// A list of names or numbers.
 const LIST: Limit = Limit { bytes: MAX_LOG_BYTES, values: MAX_LISTED as u32 };
-/// Each chunk has two values.
+/// The index of chunks, in which each chunk has two values: its id and its entry.
 const INDEX: Limit = Limit { bytes: MAX_INDEX_BYTES, values: 1 << 24 };
-
-/// Address of a server, and the login for it.
-pub(super) struct Server {
-    host: String,
-    port: u16,
-    user: Option<String>,
-    password: Option<Zeroizing<String>>,
-    database: u32,
-}
-
-/// A command: its name, then its arguments.
-pub(super) type Command = Vec<Vec<u8>>;
-
-/// Limits of all answers to one burst of commands.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limit {
-    pub(super) bytes: u64,
-    pub(super) values: u32,
-}
-
-/// An answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Value {
-    Nil,
-    Int(i64),
-    Bytes(Vec<u8>),
-    Array(Vec<Value>),
-}
-
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// I/O failed. `InvalidData`: the bytes are not RESP2, or exceed the limit.
-    Io(io::Error),
-    /// The first word of the server's error message.
-    Refused(String),
-}
-
-impl Server {
-    /// Parses `redis://[[USER]:PASSWORD@]HOST[:PORT][/NUMBER]`.
-    pub(super) fn parse(url: &str) -> Option<Server> {
-        let (_, rest) = url.split_once("://")?;
-        let (login, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
-        let (user, password) = login.split_once(':').unwrap_or((login, ""));
-        let given = |text: &str| unescape_all(text).ok();
-        let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
-        let (host, port) = match place.rsplit_once(':') {
-            Some((host, port)) if !place.ends_with(']') => (host, port.parse().ok()?),
-            _ => (place, DEFAULT_PORT),
-        };
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let user = given(user)?;
-        let password = Zeroizing::new(given(password)?);
-        (!host.is_empty()).then_some(Server {
-            host,
-            port,
-            user: (!user.is_empty()).then_some(user),
-            password: (!password.is_empty()).then_some(password),
-            database: if database.is_empty() { 0 } else { database.parse().ok()? },
-        })
-    }
-
-    /// Connects and logs in.
-    pub(super) fn connect(&self, until: Instant) -> Result<Connection, Failure> {
-        let reader = BufReader::new(Timed { stream: self.reach(until)?, until });
-        let mut connection = Connection { reader, limit: GREETING };
-        if let Some(password) = &self.password {
-            let user = self.user.as_ref().map(|user| user.as_bytes());
-            let words = [Some(&b"AUTH"[..]), user, Some(password.as_bytes())];
-            connection.ask(&[command(words.into_iter().flatten())], GREETING, until)?;
-        }
-        if self.database > 0 {
-            let database = self.database.to_string();
-            connection.ask(&[command([&b"SELECT"[..], database.as_bytes()])], GREETING, until)?;
-        }
-        Ok(connection)
-    }
-
-    fn reach(&self, until: Instant) -> io::Result<TcpStream> {
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for address in (&*self.host, self.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, left(until)?.min(CONNECT_TIMEOUT)) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-}
-
-/// The command made of these words.
-pub(super) fn command<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Command {
-    words.into_iter().map(<[u8]>::to_vec).collect()
-}
-
-/// An open connection.
-pub(super) struct Connection {
-    reader: BufReader<Timed>,
-    /// The part of the limit that the current answers have not used.
-    limit: Limit,
-}
-
-impl Connection {
-    /// Sends commands together, and returns the answer to the last one. `limit` covers all answers
-    /// together.
-    ///
-    /// # Errors
-    /// The connection is unusable after an error.
-    pub(super) fn ask(
-        &mut self,
-        commands: &[Command],
-        limit: Limit,
-        until: Instant,
-    ) -> Result<Value, Failure> {
-        let mut bytes = Zeroizing::new(Vec::new());
-        for words in commands {
-            write!(bytes, "*{}\r\n", words.len())?;
-            for word in words {
-                write!(bytes, "${}\r\n", word.len())?;
-                bytes.extend_from_slice(word);
-                bytes.extend_from_slice(b"\r\n");
-            }
-        }
-        self.reader.get_mut().until = until;
-        self.reader.get_mut().write_all(&bytes)?;
-        self.limit = limit;
-        let mut last = Value::Nil;
-        for _ in commands {
-            last = self.value(0)?;
-        }
-        Ok(last)
-    }
-
-    fn value(&mut self, depth: u32) -> Result<Value, Failure> {
-        self.limit.values = self.limit.values.checked_sub(1).ok_or_else(too_long)?;
-        let line = self.line()?;
-        let text = std::str::from_utf8(line.get(1..).unwrap_or_default()).unwrap_or_default();
-        let number = || text.parse::<i64>().map_err(|_| malformed());
-        match line.first() {
-            Some(b'+') => Ok(Value::Bytes(text.as_bytes().to_vec())),
-            Some(b'-') => Err(Failure::Refused(first_word(text))),
-            Some(b':') => Ok(Value::Int(number()?)),
-            Some(b'$' | b'*') if number()? == -1 => Ok(Value::Nil),
-            Some(b'$') => {
-                let len = u64::try_from(number()?).map_err(|_| malformed())?;
-                Ok(Value::Bytes(self.bytes(len)?))
-            }
-            Some(b'*') if depth < MAX_DEPTH => {
-                let len = u32::try_from(number()?).map_err(|_| malformed())?;
-                if len > self.limit.values {
-                    return Err(too_long().into());
-                }
-                (0..len).map(|_| self.value(depth + 1)).collect::<Result<_, _>>().map(Value::Array)
-            }
-            _ => Err(malformed().into()),
-        }
-    }
-
-    /// Reads a string of the announced length. Memory grows as bytes arrive, not by the announced
-    /// length.
-    fn bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
-        let whole = len.checked_add(2).ok_or_else(too_long)?;
-        self.take(whole)?;
-        let mut bytes = Vec::new();
-        self.reader.by_ref().take(whole).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 != whole {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if !bytes.ends_with(b"\r\n") {
-            return Err(malformed());
-        }
-        bytes.truncate(bytes.len() - 2);
-        Ok(bytes)
-    }
-
-    /// Reads a line, and strips its line ending.
-    fn line(&mut self) -> io::Result<Vec<u8>> {
-        let mut line = Vec::new();
-        self.reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
-        self.take(line.len() as u64)?;
-        match line.strip_suffix(b"\r\n") {
-            Some(line) => Ok(line.to_vec()),
-            None if line.ends_with(b"\n") || line.len() as u64 == MAX_LINE_BYTES => {
-                Err(malformed())
-            }
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
-
-    fn take(&mut self, bytes: u64) -> io::Result<()> {
-        self.limit.bytes = self.limit.bytes.checked_sub(bytes).ok_or_else(too_long)?;
-        Ok(())
-    }
-}
-
-/// A socket whose reads and writes have a deadline.
-struct Timed {
-    stream: TcpStream,
-    until: Instant,
-}
-
-impl Read for Timed {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(left(self.until)?))?;
-        self.stream.read(buf)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(left(self.until)?))?;
-        self.stream.write(buf)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Io(error)
-    }
-}
-
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-/// The code of a server's error. The rest of the message is dropped: it may quote what was sent.
-fn first_word(text: &str) -> String {
-    text.chars().take_while(char::is_ascii_uppercase).take(32).collect()
-}
-
-fn malformed() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the answer is none of this protocol")
-}
-
-fn too_long() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the answer is too long")
-}
-
-const DEFAULT_PORT: u16 = 6379;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-const GREETING: Limit = Limit { bytes: 4096, values: 1 };
-/// Long enough: lines hold only numbers, states and errors.
-const MAX_LINE_BYTES: u64 = 4096;
-/// A transaction's answer is an array of arrays.
-const MAX_DEPTH: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -562,104 +299,5 @@ mod tests {
         let catalog = catalog.with_deadline(Duration::from_millis(200));
         assert_eq!(catalog.names().unwrap_err().kind(), ErrorKind::TimedOut);
         told.recv_timeout(Duration::from_secs(60)).expect("the connection is closed");
-    }
-
-    /// Returns the client's result for the answer `bytes`, after the client has closed the
-    /// connection.
-    fn answer(bytes: &'static [u8]) -> Result<Value, Failure> {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("redis://{}/0", listener.local_addr().unwrap());
-        let server = std::thread::spawn(move || {
-            let (mut client, _) = listener.accept().unwrap();
-            client.write_all(bytes).unwrap();
-            client.shutdown(std::net::Shutdown::Write).unwrap();
-            let mut rest = Vec::new();
-            let _ = client.read_to_end(&mut rest); // reset if bytes were left unread
-        });
-        let until = Instant::now() + Duration::from_secs(60);
-        let mut connection = Server::parse(&url).unwrap().connect(until).unwrap();
-        let limit = Limit { bytes: 1000, values: 10 };
-        let value = connection.ask(&[command([&b"GET"[..], b"x"])], limit, until);
-        drop(connection);
-        server.join().unwrap();
-        value
-    }
-
-    #[test]
-    fn answers_are_read_as_the_protocol_says() {
-        let bytes = |text: &str| Value::Bytes(text.as_bytes().to_vec());
-        for (sent, value) in [
-            (&b"+OK\r\n"[..], bytes("OK")),
-            (b":-7\r\n", Value::Int(-7)),
-            (b"$4\r\na\r\nb\r\n", bytes("a\r\nb")),
-            (b"$0\r\n\r\n", bytes("")),
-            (b"$-1\r\n", Value::Nil),
-            (b"*-1\r\n", Value::Nil),
-            (
-                b"*2\r\n*1\r\n:1\r\n$1\r\nx\r\n",
-                Value::Array(vec![Value::Array(vec![Value::Int(1)]), bytes("x")]),
-            ),
-        ] {
-            assert_eq!(answer(sent).unwrap(), value, "{:?}", sent.escape_ascii().to_string());
-        }
-        assert!(
-            matches!(answer(b"-WRONGPASS it was s3cret\r\n"), Err(Failure::Refused(code)) if code == "WRONGPASS")
-        );
-    }
-
-    #[test]
-    fn what_is_no_answer_too_long_or_cut_off_is_told_apart() {
-        for sent in [
-            &b"$1000\r\n"[..],
-            b"$9223372036854775807\r\n",
-            b"$-2\r\n",
-            b"*11\r\n",
-            b"*2000000000\r\n",
-            b"*9\r\n*9\r\n:1\r\n",
-            b"*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n",
-            b">2\r\n+a\r\n+b\r\n",
-            b":9999999999999999999999\r\n",
-            b"$1\r\nxyz",
-            b"+a\n",
-            b"\r\n",
-            b"\xff\xfe\r\n",
-            &[b'+'; 5000],
-        ] {
-            let shown = sent.escape_ascii().to_string();
-            match answer(sent) {
-                Err(Failure::Io(error)) => {
-                    assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{shown:.80}: {error}");
-                }
-                other => panic!("{shown:.80}: {other:?}"),
-            }
-        }
-        for sent in [&b""[..], b"+OK", b"$3\r\nab", b"*2\r\n:1\r\n"] {
-            match answer(sent) {
-                Err(Failure::Io(error)) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn an_address_has_login_port_and_number_or_not() {
-        let parse = |url: &str| {
-            let Server { host, port, user, password, database } = Server::parse(url)?;
-            let password = password.map_or(String::new(), |password| password.to_string());
-            Some((host, port, user.unwrap_or_default(), password, database))
-        };
-        let known = |host: &str, port, user: &str, password: &str, database| {
-            Some((host.to_owned(), port, user.to_owned(), password.to_owned(), database))
-        };
-        assert_eq!(parse("redis://h"), known("h", 6379, "", "", 0));
-        assert_eq!(parse("valkey://[::1]:7/2"), known("::1", 7, "", "", 2));
-        assert_eq!(parse("redis://[::1]/"), known("::1", 6379, "", "", 0));
-        assert_eq!(parse("redis://:a%40b@h:7"), known("h", 7, "", "a@b", 0));
-        assert_eq!(parse("redis://me:s/3@h/1"), known("h", 6379, "me", "s/3", 1));
-        for wrong in
-            ["redis://", "redis://h:x", "redis://h/x", "redis://h/0?a=b", "redis://:%zz@h", "h"]
-        {
-            assert!(parse(wrong).is_none(), "{wrong}");
-        }
     }
 }

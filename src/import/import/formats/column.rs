@@ -1,30 +1,25 @@
 //! Columns of row files, and the choice of columns for a sample's name, label and fields.
-//! Then the classes of rows: labels that are numbers, and the numbers of class names.
 
 use std::collections::{HashMap, HashSet};
 
-use crate::import::columns::{Number, number};
 use crate::import::options::RowOptions;
-use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::FieldBytes;
 use dlfs_base::Result;
 use dlfs_base::error::invalid;
-use dlfs_format::directory::Directory;
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::builder::has_room_for_fields;
 use dlfs_format::format::field_type::{Element, FieldType};
-use dlfs_format::format::table::check_label;
 
 /// A column of a row file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Column {
-    /// Its name.
+    /// Name of the column.
     pub(super) name: String,
-    /// The kind of its values.
+    /// Kind of the values.
     pub(super) kind: CellKind,
-    /// Names of the classes, if its values are class numbers.
+    /// Names of the classes, if the values are class numbers.
     pub(super) classes: Vec<String>,
-    /// The key of JSON Lines that names files, if the column holds these files.
+    /// In JSON Lines: the key whose values name files, if the column holds the content of these files.
     pub(super) files_of: Option<String>,
 }
 
@@ -66,13 +61,12 @@ impl CellKind {
 /// The type for the arrays of both types; the first dimension is free if it differs.
 fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
     let element = wider_element(a.element(), b.element())?;
-    let own: Vec<_> = a.dims().collect();
-    let other: Vec<_> = b.dims().collect();
-    let is_free = own.first() != other.first() || own.first() == Some(&None);
-    if own.len() != other.len() || own.get(1..) != other.get(1..) {
+    let [a, b] = [a, b].map(|kind| kind.dims().collect::<Vec<_>>());
+    let is_free = a.first() != b.first() || a.first() == Some(&None);
+    if a.len() != b.len() || a.get(1..) != b.get(1..) {
         return None;
     }
-    let dims = own.iter().skip(is_free.into()).copied().collect::<Option<_>>()?;
+    let dims = a.iter().skip(is_free.into()).copied().collect::<Option<_>>()?;
     FieldType::new(element, is_free, dims).ok()
 }
 
@@ -162,7 +156,7 @@ impl Chosen {
         }
         if let Some(image) = image {
             let place =
-                |at: &usize| image.iter().position(|own| *own == columns[*at].name.as_bytes());
+                |at: &usize| image.iter().position(|name| *name == columns[*at].name.as_bytes());
             fields.sort_by_key(|at| place(at).unwrap_or(usize::MAX));
         }
         let chosen = Chosen { name, label, fields };
@@ -170,6 +164,7 @@ impl Chosen {
         Ok(chosen)
     }
 
+    /// Checks that each column fits its role, and that there is room for the fields' names and types.
     fn check(&self, columns: &[Column]) -> Result<()> {
         let mut all = HashSet::new();
         let mut fields = HashSet::new();
@@ -260,84 +255,6 @@ pub(super) fn is_float(element: Element) -> bool {
 pub(super) fn no_column(name: &str, columns: &[Column]) -> String {
     let names: Vec<&str> = columns.iter().map(|column| &*column.name).collect();
     format!("the rows have no column {name}: they have {}", names.join(", "))
-}
-
-/// Conversion of labels to numbers, and the names of the classes.
-#[derive(Clone, Default)]
-pub(super) struct Classes {
-    pub(super) names: Vec<Vec<u8>>,
-    pub(super) number_of: HashMap<Vec<u8>, i64>,
-    /// The type of labels that are numbers.
-    pub(super) element: Option<Element>,
-    /// For each class number of the open file, the class's number in the image.
-    of_file: Vec<i64>,
-    /// Set if the options give all classes, so that another class is an error.
-    pub(super) are_all: bool,
-}
-
-impl Classes {
-    /// The classes of `image`, then the `given` ones. If there are given ones, no others are allowed.
-    pub(super) fn new(
-        image: Option<&Directory>,
-        given: &[Vec<u8>],
-        column: Option<&Column>,
-    ) -> Classes {
-        let element = column.and_then(|column| match &column.kind {
-            CellKind::Elements(kind) => Some(kind.element()),
-            _ => None,
-        });
-        let mut classes = Classes { element, ..Classes::default() };
-        for name in image.map(Directory::classes).unwrap_or_default().iter().chain(given) {
-            classes.number(name);
-        }
-        classes.are_all = !given.is_empty();
-        let of_file = column.map(|column| &column.classes[..]).unwrap_or_default();
-        classes.of_file = classes.numbers(of_file);
-        classes
-    }
-
-    /// Begins a file whose labels are in `column`. Each file may number the classes differently; a file without class
-    /// names uses the numbers of the previous file.
-    pub(super) fn begin_file(&mut self, column: &Column) {
-        if !self.of_file.is_empty() && !column.classes.is_empty() {
-            self.of_file = self.numbers(&column.classes);
-        }
-    }
-
-    pub(super) fn numbers(&mut self, names: impl IntoIterator<Item: AsRef<[u8]>>) -> Vec<i64> {
-        names.into_iter().map(|name| self.number(name.as_ref())).collect()
-    }
-
-    /// The number of a class; a new class gets the next number.
-    pub(super) fn number(&mut self, name: &[u8]) -> i64 {
-        if let Some(number) = self.number_of.get(name) {
-            return *number;
-        }
-        let number = self.names.len() as i64;
-        self.names.push(name.to_vec());
-        self.number_of.insert(name.to_vec(), number);
-        number
-    }
-
-    /// Converts a number to a label. A negative class number means no label.
-    pub(super) fn label(&self, element: Element, cell: &[u8]) -> Result<Option<i64>, BadReason> {
-        let Number::Int(number) = number(element, cell) else {
-            return Err(BadReason::Syntax("its label is no integer"));
-        };
-        if self.of_file.is_empty() {
-            let number = i64::try_from(number);
-            let number =
-                number.map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
-            check_label(Some(number))
-                .map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
-            return Ok(Some(number));
-        }
-        if number < 0 {
-            return Ok(None);
-        }
-        let class = usize::try_from(number).ok().and_then(|at| self.of_file.get(at));
-        class.copied().map(Some).ok_or(BadReason::Syntax("its label is none of the classes"))
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `binary/ipc.rs`                  |
 //! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/indexes.rs`, `binary/items.rs` |
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/indexes.rs`, `binary/items.rs` |
-//! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `tokens.rs`                      |
+//! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `megatron.rs`                    |
 //! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json.rs`       |
 //!
@@ -19,10 +19,12 @@
 
 #[cfg(feature = "formats")]
 mod binary;
+mod classes;
 mod column;
 mod input;
 mod json;
 mod json_lines;
+mod megatron;
 mod rows;
 #[cfg(feature = "tokens")]
 mod texts;
@@ -35,13 +37,14 @@ use parking_lot::Mutex;
 use self::column::Column;
 use self::input::{Failure, FoundPages, InStore, Input};
 use self::json_lines::JsonLines;
+use self::megatron::megatron_file;
 use self::rows::OpenRows;
 pub(crate) use self::rows::RowSet;
 pub use self::rows::RowSource;
 #[cfg(feature = "tokens")]
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
-use self::tokens::{TokenFile, megatron_file};
+use self::tokens::TokenFile;
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
@@ -54,9 +57,10 @@ use dlfs_places::{Client, Object};
 /// The imported objects; reading rows may add more.
 pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
-/// Opens the rows of `files` as samples. `image`: the image that they are appended to, if any. `origins` has the
-/// objects among `files` already. `expansion` limits the bytes that rows expand to. Reads only the data that defines
-/// the columns. `encoder` makes tokens of the texts, whose field has a type in `options`.
+/// Opens the rows of `files`, all of the kind `kind`, as samples. Reads only the data that defines the columns.
+///
+/// `image` is the image that the rows are appended to, if any. `encoder` makes tokens of texts; the type of their field is
+/// in `options`. `origins` has the objects among `files` already. `expansion` limits the bytes that rows expand to.
 ///
 /// # Errors
 /// A file does not open, or lacks a column that `options` select.
@@ -173,7 +177,7 @@ impl Encoder {
 #[derive(Clone)]
 struct RowFile {
     input: Input,
-    /// Prefix of its rows' names.
+    /// Prefix of the names of its rows.
     stem: Vec<u8>,
     open: Arc<Open>,
 }
@@ -182,7 +186,7 @@ struct RowFile {
 type Open = dyn Fn(&Input, &RowOptions, Option<&[Column]>) -> Result<OpenRows> + Send + Sync;
 
 impl RowFile {
-    /// The object, if it is one.
+    /// The object of a store that the file is, if it is one.
     fn object(&self) -> Option<(Client, Object)> {
         let at = self.input.object.as_ref()?;
         Some((at.client.clone(), at.object.clone()))

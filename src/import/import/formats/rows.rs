@@ -7,7 +7,8 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
-use super::column::{CellKind, Cells, Chosen, Classes, Column, is_wanted, places};
+use super::classes::Classes;
+use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{Failure, FoundPages, Input, LOOKING_UP};
 use crate::import::columns::{number, put_number};
 use crate::import::field_types::{FieldSpec, is_named, of_image};

@@ -1,35 +1,11 @@
-//! Documents of tokens.
+//! Documents of tokens, in files without an index: raw ones, or `.npy` files of one dimension.
 //!
-//! # Files without an index
-//! They are raw, or `.npy` files of one dimension. A token ends each document.
-//!
-//! Documents come without that token. A document without tokens is left out, so files in which the token begins each
-//! document are read as well. The last document may lack the token. The header of llm.c is left out of a raw file.
-//!
-//! # Files of Megatron-LM
-//! `PREFIX.idx` is an index, beside `PREFIX.bin`, the tokens.
-//!
-//! | bytes | meaning, in the index; all numbers are little-endian                              |
-//! |-------|-----------------------------------------------------------------------------------|
-//! | 9     | `MMIDIDX` and two NULs                                                            |
-//! | 8     | version: 1                                                                        |
-//! | 1     | number of the tokens' type                                                        |
-//! | 8     | N, the number of sequences                                                        |
-//! | 8     | E, the number of documents and 1                                                  |
-//! | 4 N   | number of tokens of each sequence                                                 |
-//! | 8 N   | offset of each sequence in the tokens                                             |
-//! | 8 E   | number of the first sequence of each document; then N                             |
-//! | N, 0  | mode of each sequence, if these have several modalities; it is not read           |
-//!
-//! Sequences must lie one after the other, as Megatron's writer puts them. So the tables and the tokens are read front
-//! to back beside each other, and memory does not grow with the index.
+//! A token ends each document, and is not part of it. A document without tokens is left out, so files in which that
+//! token begins each document are read as well. The last document may lack the token. The header that llm.c puts in
+//! front of a raw file is left out.
 
-use std::ffi::OsString;
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStringExt;
-use std::sync::Arc;
 
-use super::RowFile;
 use super::column::{CellKind, Cells, Column, is_float};
 use super::input::Input;
 use super::rows::{OpenRows, RowError, RowReader};
@@ -46,7 +22,7 @@ use dlfs_format::format::npy::{NpyError, NpyHeader};
 /// The field of the tokens.
 pub(crate) const FIELD: &str = "tok";
 
-/// The column of tokens of this type. `is_typed`: options or image define the type of the field.
+/// The column of tokens of the type `element`. `is_typed`: options or image define the type of the field.
 ///
 /// # Errors
 /// `BadSource`: rows of tokens are not made of this type.
@@ -77,9 +53,11 @@ pub(super) struct TokenFile {
     begin: u64,
     /// Length of the file.
     len_bytes: u64,
+    /// The tokens behind `block`.
     from: Box<dyn Read + Send>,
-    /// Tokens read; those before `taken` were taken.
+    /// The tokens that were read last.
     block: Vec<u8>,
+    /// Bytes of `block` that documents have taken.
     taken: usize,
     /// Offset of the next token to take.
     at: u64,
@@ -89,7 +67,7 @@ impl TokenFile {
     /// Opens the file `input`; `is_typed` as in [`column`].
     ///
     /// # Errors
-    /// The file cannot be read, its type is not known, or it does not consist of such tokens.
+    /// The file cannot be read, the type of its tokens is not known, or it does not consist of whole tokens.
     pub(super) fn open(input: &Input, options: &RowOptions, is_typed: bool) -> Result<OpenRows> {
         let named = |error: Error| error.path(&input.path);
         let invalid = |text: String| named(Error::new(ErrorKind::InvalidArgument, text));
@@ -163,14 +141,14 @@ impl TokenFile {
             let is_over = self.taken == self.block.len() && !self.read_block()?;
             let rest = &self.block[self.taken..];
             let end = position(rest, &self.end, self.token_bytes);
-            let part = &rest[..end.unwrap_or(rest.len())];
-            len += part.len() as u64;
+            let found = &rest[..end.unwrap_or(rest.len())];
+            len += found.len() as u64;
             if len <= MAX_SAMPLE_BYTES {
-                document.extend_from_slice(part);
+                document.extend_from_slice(found);
             } else {
                 document = Vec::new();
             }
-            let taken = part.len() + end.map_or(0, |_| self.token_bytes);
+            let taken = found.len() + end.map_or(0, |_| self.token_bytes);
             self.taken += taken;
             self.at += taken as u64;
             let is_whole = is_over || end.is_some();
@@ -201,8 +179,8 @@ impl RowReader for TokenFile {
     }
 }
 
-/// The type of the tokens of an `.npy` file of `len_bytes` that begins with `head`, and the offset of the first one;
-/// `None`: it is another file.
+/// The type of the tokens of an `.npy` file of `len_bytes` bytes that begins with `head`, and the offset of the first
+/// token. `None`: it is no `.npy` file.
 fn npy(input: &Input, head: &[u8], len_bytes: u64) -> Result<Option<(Element, u64)>> {
     if !head.starts_with(b"\x93NUMPY") {
         return Ok(None);
@@ -227,7 +205,8 @@ fn npy(input: &Input, head: &[u8], len_bytes: u64) -> Result<Option<(Element, u6
     Ok(Some((element, header.len_bytes)))
 }
 
-/// The program that compressed a file, which begins with `head`. Marks of two bytes alone may be tokens.
+/// The program that compressed a file, which begins with `head`. The two bytes at which gzip is recognised may be a
+/// token, so the third is checked, too.
 fn packed(head: &[u8]) -> Option<&'static str> {
     if matches!(head, [0x1f, 0x8b, method, ..] if *method != 8) {
         return None;
@@ -235,8 +214,8 @@ fn packed(head: &[u8]) -> Option<&'static str> {
     Compression::of(head).map(Compression::name).or_else(|| compression::foreign(head))
 }
 
-/// Length of the header of a raw file that llm.c and its successors wrote; 0: there is none. It has a mark, a version
-/// and the number of tokens, each of 4 bytes, and zeroes.
+/// Length of the header of a raw file that llm.c and its successors wrote; 0: there is none. The header is a mark, a
+/// version and the number of tokens, each of 4 bytes, and zeroes.
 fn counted_header(head: &[u8], len_bytes: u64, element: Element) -> u64 {
     let Some((front, _)) = head.split_first_chunk::<COUNTED_BYTES>() else { return 0 };
     let tokens = u32::from_le_bytes([front[8], front[9], front[10], front[11]]);
@@ -249,7 +228,7 @@ fn counted_header(head: &[u8], len_bytes: u64, element: Element) -> u64 {
 fn position(tokens: &[u8], token: &[u8; 8], token_bytes: usize) -> Option<usize> {
     fn of<const N: usize>(tokens: &[u8], token: &[u8; 8]) -> Option<usize> {
         let token: &[u8; N] = token.first_chunk()?;
-        tokens.as_chunks::<N>().0.iter().position(|own| own == token)
+        tokens.as_chunks::<N>().0.iter().position(|other| other == token)
     }
     let found = match token_bytes {
         1 => of::<1>(tokens, token),
@@ -260,285 +239,9 @@ fn position(tokens: &[u8], token: &[u8; 8], token_bytes: usize) -> Option<usize>
     found.map(|at| at * token_bytes)
 }
 
-/// The tokens of the index `index`, whose documents are called `PREFIX/NUMBER`; the index is called `name`. `is_typed`:
-/// options or image define the type of the field. Records the tokens as an origin.
-///
-/// # Errors
-/// The index has another name than an index. Errors of looking up the tokens.
-pub(super) fn megatron_file(index: Input, name: &[u8], is_typed: bool) -> Result<RowFile> {
-    let Some(stem) = name.strip_suffix(b".idx") else {
-        let text = "an index of Megatron is called PREFIX.idx, beside PREFIX.bin";
-        return Err(index.bad(text.to_owned()));
-    };
-    let base = stem.rsplit(|byte| *byte == b'/').next().unwrap_or(stem);
-    let tokens = OsString::from_vec([base, b".bin"].concat());
-    let found = index.beside(vec![vec![tokens]])?.pop();
-    let (_, input) = found.expect("one name was given, and each has an input");
-    input.record();
-    let open = Arc::new(move |tokens: &Input, _: &RowOptions, _: Option<&[Column]>| {
-        Documents::open(&index, tokens, is_typed)
-    });
-    Ok(RowFile { input, stem: stem.to_vec(), open })
-}
-
-/// The places of the tables in an index.
-#[derive(Debug, Clone, Copy)]
-struct Tables {
-    element: Element,
-    /// N.
-    sequences: u64,
-    /// E.
-    ends: u64,
-}
-
-impl Tables {
-    /// Reads the header of `index`, and checks that the tables fill the file.
-    fn read(index: &Input) -> Result<Tables> {
-        let bad = |text: String| Err(index.bad(text));
-        let len = index.len_bytes()?;
-        if len < HEAD_BYTES {
-            return bad(format!(
-                "it has {len} bytes, and an index of Megatron {HEAD_BYTES} or more"
-            ));
-        }
-        let mut head = [0; HEAD_BYTES as usize];
-        index.read_at(0, &mut head)?;
-        if !head.starts_with(MEGATRON_INDEX) {
-            return bad(
-                "byte 0: an index of Megatron begins with MMIDIDX, and this does not".into()
-            );
-        }
-        let [version, sequences, ends] = [9, 18, 26].map(|at| number(&head[at..at + 8]));
-        if version != 1 {
-            return bad(format!("byte 9: the version is {version}, and 1 was expected"));
-        }
-        let Some(element) = element_of(head[17]) else {
-            return bad(format!("byte 17: the type is number {}, and 1 to 8 exist", head[17]));
-        };
-        let needed = u128::from(HEAD_BYTES) + 12 * u128::from(sequences) + 8 * u128::from(ends);
-        if needed != len.into() && needed + u128::from(sequences) != len.into() {
-            return bad(format!(
-                "bytes 18 and 26: {sequences} sequences and {ends} bounds of documents take {needed} bytes, and the \
-                 index has {len}"
-            ));
-        }
-        Ok(Tables { element, sequences, ends })
-    }
-
-    fn len_at(&self, sequence: u64) -> u64 {
-        HEAD_BYTES + 4 * sequence
-    }
-
-    fn offset_at(&self, sequence: u64) -> u64 {
-        self.len_at(self.sequences) + 8 * sequence
-    }
-
-    fn end_at(&self, end: u64) -> u64 {
-        self.offset_at(self.sequences) + 8 * end
-    }
-
-    /// Checks that the last document and the last sequence end where all sequences and the tokens end.
-    fn check_ends(&self, index: &Input, tokens: &Input, len_bytes: u64) -> Result<()> {
-        let at = self.end_at(self.ends.saturating_sub(1));
-        let last = if self.ends == 0 { 0 } else { word(index, at)? };
-        if last != self.sequences {
-            let all = self.sequences;
-            let text = format!(
-                "byte {at}: the documents end before sequence {last}, and {all} was expected"
-            );
-            return Err(index.bad(text));
-        }
-        let mut end = 0;
-        if let Some(sequence) = self.sequences.checked_sub(1) {
-            let mut len = [0; 4];
-            index.read_at(self.len_at(sequence), &mut len)?;
-            let each = i128::from(self.element.len_bytes());
-            end = i128::from(word(index, self.offset_at(sequence))?)
-                + each * i128::from(i32::from_le_bytes(len));
-        }
-        if end == len_bytes.into() {
-            return Ok(());
-        }
-        let tokens = tokens.path.display();
-        let text =
-            format!("its sequences end at byte {end} of {tokens}, which has {len_bytes} bytes");
-        Err(index.bad(text).hint("one of the two files was cut off, or is of another data set"))
-    }
-}
-
-/// The documents of one index.
-struct Documents {
-    index: Input,
-    tokens: Input,
-    tables: Tables,
-    /// Length of the tokens.
-    len_bytes: u64,
-    /// The place in the files, once reading has begun.
-    front: Option<Front>,
-}
-
-/// Readers of the tables and the tokens, each at the next document.
-struct Front {
-    lens: Box<dyn Read + Send>,
-    offsets: Box<dyn Read + Send>,
-    ends: Box<dyn Read + Send>,
-    tokens: Box<dyn Read + Send>,
-    /// Number of the document.
-    document: u64,
-    /// Number of its first sequence.
-    sequence: u64,
-    /// Offset of its first token.
-    at: u64,
-}
-
-impl Documents {
-    fn open(index: &Input, tokens: &Input, is_typed: bool) -> Result<OpenRows> {
-        let tables = Tables::read(index)?;
-        let len_bytes = tokens.len_bytes()?;
-        tables.check_ends(index, tokens, len_bytes)?;
-        let column = column(tables.element, is_typed);
-        let columns = vec![column.map_err(|error| error.path(&index.path))?];
-        let index = index.clone();
-        let tokens = tokens.clone();
-        Ok((columns, Box::new(Documents { index, tokens, tables, len_bytes, front: None })))
-    }
-
-    /// The length of the next document in bytes; `None` after the last.
-    fn next_len(&mut self) -> Result<Option<u64>, RowError> {
-        let Documents { index, tables, len_bytes, front: Some(front), .. } = self else {
-            return Ok(None);
-        };
-        if front.document + 1 >= tables.ends {
-            return Ok(None);
-        }
-        let bad = |at: u64, what: String| {
-            let text = format!("{}: byte {at}: {what}", index.path.display());
-            Err(RowError::File(BadReason::Decoder(text)))
-        };
-        front.document += 1;
-        let end = u64::from_le_bytes(take(&mut front.ends)?);
-        let begun = front.sequence;
-        if end < begun || end > tables.sequences {
-            let most = tables.sequences;
-            let what = format!(
-                "the document ends before sequence {end}, and {begun} to {most} were expected"
-            );
-            return bad(tables.end_at(front.document), what);
-        }
-        let each = u64::from(tables.element.len_bytes());
-        let mut to = front.at;
-        for sequence in begun..end {
-            let offset = u64::from_le_bytes(take(&mut front.offsets)?);
-            if offset != to {
-                let what = format!(
-                    "sequence {sequence} begins at byte {offset} of the tokens, and {to} was expected"
-                );
-                return bad(tables.offset_at(sequence), what);
-            }
-            let tokens = i32::from_le_bytes(take(&mut front.lens)?);
-            let left = (*len_bytes - to) / each;
-            match u64::try_from(tokens).ok().filter(|tokens| *tokens <= left) {
-                Some(tokens) => to += each * tokens,
-                None => {
-                    let what = format!(
-                        "sequence {sequence} has {tokens} tokens, and 0 to {left} were expected"
-                    );
-                    return bad(tables.len_at(sequence), what);
-                }
-            }
-        }
-        let len = to - front.at;
-        (front.sequence, front.at) = (end, to);
-        Ok(Some(len))
-    }
-}
-
-impl RowReader for Documents {
-    fn begin(&mut self, from: StreamPlace) -> Result<()> {
-        let Documents { index, tokens, tables, len_bytes, .. } = self;
-        let document = from.left_out;
-        if document >= tables.ends {
-            return Ok(());
-        }
-        let sequence = word(index, tables.end_at(document))?;
-        if sequence > tables.sequences || document == 0 && sequence > 0 {
-            let at = tables.end_at(document);
-            let text = format!(
-                "byte {at}: document {document} begins with sequence {sequence}, behind its place"
-            );
-            return Err(index.bad(text));
-        }
-        let at = match document {
-            0 => 0,
-            _ if sequence == tables.sequences => *len_bytes,
-            _ => word(index, tables.offset_at(sequence))?.min(*len_bytes),
-        };
-        // Tables hold far fewer bytes than tokens do, so request nothing ahead from a store.
-        self.front = Some(Front {
-            lens: index.read(tables.len_at(sequence), Some(0))?,
-            offsets: index.read(tables.offset_at(sequence), Some(0))?,
-            ends: index.read(tables.end_at(document + 1), Some(0))?,
-            tokens: tokens.read_counted(at)?,
-            document,
-            sequence,
-            at,
-        });
-        Ok(())
-    }
-
-    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
-        let Some(len) = self.next_len()? else { return Ok(false) };
-        let Some(front) = &mut self.front else { return Ok(false) };
-        let mut left = front.tokens.by_ref().take(len);
-        let mut document = Vec::with_capacity(len.min(ROOM_BYTES) as usize);
-        let read = if len > MAX_SAMPLE_BYTES {
-            io::copy(&mut left, &mut io::sink())
-        } else {
-            left.read_to_end(&mut document).map(|read| read as u64)
-        };
-        if read.map_err(|error| RowError::File(error.into()))? != len {
-            let reason = BadReason::Truncated("the tokens end within the document");
-            return Err(RowError::File(reason));
-        }
-        BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
-        cells.clear();
-        cells.push(Some(document.into()));
-        Ok(true)
-    }
-}
-
-/// The number of 8 bytes at a place in the index.
-fn word(index: &Input, at: u64) -> Result<u64> {
-    let mut bytes = [0; 8];
-    index.read_at(at, &mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-/// The next number of a table.
-fn take<const N: usize>(from: &mut dyn Read) -> Result<[u8; N], RowError> {
-    let mut bytes = [0; N];
-    from.read_exact(&mut bytes).map_err(|error| RowError::File(error.into()))?;
-    Ok(bytes)
-}
-
-/// The type with a number of Megatron's.
-fn element_of(number: u8) -> Option<Element> {
-    use Element::{F32, F64, I8, I16, I32, I64, U8, U16};
-    let at = usize::from(number).checked_sub(1)?;
-    [U8, I8, I16, I32, I64, F64, F32, U16].get(at).copied()
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
 /// Bytes read at once: whole tokens of any type.
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Length of the header of llm.c.
 const COUNTED_BYTES: usize = 1024;
 /// The longest header of an `.npy` file that is read.
 const MAX_HEAD_BYTES: u64 = (64 << 10) + 12;
-/// Memory taken for a document before it is read; a longer one takes more while it is read.
-const ROOM_BYTES: u64 = 1 << 20;
-/// Bytes before the first table.
-const HEAD_BYTES: u64 = 34;

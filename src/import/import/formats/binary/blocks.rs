@@ -1,15 +1,11 @@
-//! Random access to an object through a cache of its blocks, with least-recently-used eviction; and to a local Parquet
-//! file, whose pages are read into reused buffers.
+//! Random access to an object of a store, through a cache of blocks of the object with least-recently-used eviction.
 //!
-//! A fresh buffer for each page would cost more time than reading the page into it, since the operating system zeroes
-//! its memory.
+//! Readers plan the ranges that they will read. The plan is split into blocks, and the blocks behind the one that is
+//! read are requested ahead.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,44 +13,48 @@ use parking_lot::Mutex;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
+use super::page_file::no_page;
 use crate::import::formats::input::InStore;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::inputs::ObjectBytes;
-use crate::import::sources::shard::FileAt;
 use dlfs_base::error::zeroed_vec;
-use dlfs_base::{Error, Result};
 use dlfs_places::Pending;
 
-/// An object that is read at several places in turn, as the columns of a table are; at each place front to back.
+/// An object that is read at several places in turn, such as the columns of a table, and at each place front to back.
 #[derive(Clone)]
 pub(super) struct Blocks {
     of: InStore,
     expansion: Expansion,
     /// The last bytes of the object, as far as they are known.
     end: Bytes,
-    kept: Arc<Mutex<Kept>>,
+    cache: Arc<Mutex<Cache>>,
 }
 
-/// Blocks with their numbers, the most recently used last.
+/// The plan, and the cached blocks of it.
 #[derive(Default)]
-struct Kept {
+struct Cache {
     /// The ranges that are requested as blocks, ascending. Other bytes are requested as they are read, and not kept.
     plan: Vec<Range<u64>>,
+    /// The cached blocks, each with its index in `plan`; the most recently used is last.
     blocks: VecDeque<(usize, Block)>,
+    /// Limit of the bytes of the cached blocks.
     most_bytes: u64,
     /// Bytes to request ahead of the block that is read, but always one block.
     ahead_bytes: u64,
 }
 
+/// A cached block.
 enum Block {
-    Asked(Pending),
-    Here(Bytes),
+    /// It is requested.
+    Requested(Pending),
+    /// It has arrived.
+    Read(Bytes),
 }
 
 impl Blocks {
-    /// Reads the object, of which the last bytes are known.
+    /// Reads the object, whose last bytes are `end`; empty: they are not known.
     pub(super) fn new(of: InStore, expansion: Expansion, end: Bytes) -> Blocks {
-        Blocks { of, expansion, end, kept: Arc::default() }
+        Blocks { of, expansion, end, cache: Arc::default() }
     }
 
     /// Reads all of the object in short blocks, one of them ahead.
@@ -68,11 +68,11 @@ impl Blocks {
     /// Requests many bytes ahead of the one place that is read from now on.
     pub(super) fn read_ahead(&self) {
         let window = self.of.client.window_bytes();
-        self.kept.lock().ahead_bytes = share(window, 1, 0).min(MOST_AHEAD_BYTES);
+        self.cache.lock().ahead_bytes = share(window, 1, 0).min(MOST_AHEAD_BYTES);
     }
 
-    /// Plans to read these ranges: of `columns` columns, which are read in turn; `at_once`: bytes of all of them that
-    /// are read before what follows. Ranges with little between them are requested together.
+    /// Plans to read `ranges`. They belong to `columns` columns, which are read in turn: `at_once` bytes of all columns
+    /// together, before the bytes that follow. Ranges with few bytes between them are requested together.
     pub(super) fn plan(&self, ranges: Vec<Range<u64>>, columns: usize, at_once: u64) {
         let window = self.of.client.window_bytes();
         let ahead = share(window, columns, at_once);
@@ -85,46 +85,48 @@ impl Blocks {
         let block = block.clamp(1, self.of.client.range_bytes().max(1));
         let most_bytes = self.of.client.window_bytes().max(2 * places * block);
         let plan = blocks_of(ranges, self.len(), block);
-        *self.kept.lock() = Kept { plan, blocks: VecDeque::new(), most_bytes, ahead_bytes };
+        *self.cache.lock() = Cache { plan, blocks: VecDeque::new(), most_bytes, ahead_bytes };
     }
 
-    /// Returns bytes from `at` on: the rest of a block, or else about `wanted` ones.
-    fn from(&self, at: u64, wanted: u64) -> io::Result<Bytes> {
+    /// Returns bytes from the offset `at` on: the rest of the block there, or about `wanted` bytes if none is planned.
+    fn bytes_from(&self, at: u64, wanted: u64) -> io::Result<Bytes> {
         let end_at = self.len() - self.end.len() as u64;
         if at >= end_at {
             return Ok(self.end.slice((at - end_at) as usize..));
         }
-        let mut kept = self.kept.lock();
-        let number = kept.plan.partition_point(|range| range.end <= at);
-        let next = kept.plan.get(number).map_or(end_at, |range| range.start);
+        let mut cache = self.cache.lock();
+        let number = cache.plan.partition_point(|range| range.end <= at);
+        let next = cache.plan.get(number).map_or(end_at, |range| range.start);
         if next > at {
-            drop(kept);
+            drop(cache);
             return self.fetch(at..next.min(end_at).min(at.saturating_add(wanted.max(UNPLANNED))));
         }
-        let bytes = self.block(number, &mut kept)?;
+        let bytes = self.block(number, &mut cache)?;
         Ok(bytes.slice((at - next) as usize..))
     }
 
-    fn block(&self, number: usize, kept: &mut Kept) -> io::Result<Bytes> {
-        let block =
-            kept.take(number).unwrap_or_else(|| Block::Asked(self.ask(kept.plan[number].clone())));
+    /// Returns a planned block, and requests the blocks behind it. Waits for the block, with the cache locked.
+    fn block(&self, number: usize, cache: &mut Cache) -> io::Result<Bytes> {
+        let block = cache
+            .take(number)
+            .unwrap_or_else(|| Block::Requested(self.ask(cache.plan[number].clone())));
         // The next pages follow this one, so request them ahead.
         let mut ahead = 0;
-        for next in number + 1..kept.plan.len() {
-            let range = kept.plan[next].clone();
+        for next in number + 1..cache.plan.len() {
+            let range = cache.plan[next].clone();
             ahead += range.end - range.start;
-            if ahead > kept.ahead_bytes && next > number + 1 {
+            if ahead > cache.ahead_bytes && next > number + 1 {
                 break;
             }
-            if !kept.has(next) {
-                kept.put(next, Block::Asked(self.ask(range)));
+            if !cache.has(next) {
+                cache.put(next, Block::Requested(self.ask(range)));
             }
         }
         let bytes = match block {
-            Block::Here(bytes) => bytes,
-            Block::Asked(pending) => self.arrived(pending)?,
+            Block::Read(bytes) => bytes,
+            Block::Requested(pending) => self.arrived(pending)?,
         };
-        kept.put(number, Block::Here(bytes.clone()));
+        cache.put(number, Block::Read(bytes.clone()));
         Ok(bytes)
     }
 
@@ -147,16 +149,17 @@ impl Blocks {
     }
 }
 
-/// The bytes to request ahead in a window: so many that what is read in turn, and what follows it, stays there.
+/// The bytes to request ahead for each place that is read, so that the blocks of all places stay in a window of
+/// `window` bytes together with the requested ones. `columns` and `at_once` as in [`Blocks::plan`].
 fn share(window: u64, columns: usize, at_once: u64) -> u64 {
     match columns as u64 {
         0 | 1 => window / 2,
-        _ if at_once <= window / 2 => window / 4, // it may begin and end within a block
+        _ if at_once <= window / 2 => window / 4, // the bytes may begin and end within a block
         columns => window / 2 / columns,
     }
 }
 
-/// Joins ranges that are close to each other, and splits them into blocks.
+/// Joins ranges that are close to each other, cuts them off at `len`, and splits them into blocks of `block` bytes.
 fn blocks_of(mut ranges: Vec<Range<u64>>, len: u64, block: u64) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
@@ -174,23 +177,24 @@ fn blocks_of(mut ranges: Vec<Range<u64>>, len: u64, block: u64) -> Vec<Range<u64
     blocks.collect()
 }
 
-impl Kept {
+impl Cache {
     fn has(&self, number: usize) -> bool {
-        self.blocks.iter().any(|(own, _)| *own == number)
+        self.blocks.iter().any(|(cached, _)| *cached == number)
     }
 
     fn take(&mut self, number: usize) -> Option<Block> {
-        let at = self.blocks.iter().position(|(own, _)| *own == number)?;
+        let at = self.blocks.iter().position(|(cached, _)| *cached == number)?;
         self.blocks.remove(at).map(|(_, block)| block)
     }
 
+    /// Adds a block, and drops the least recently used ones if they do not fit.
     fn put(&mut self, number: usize, block: Block) {
         let len = |number: usize| self.plan[number].end - self.plan[number].start;
-        let mut sum = self.blocks.iter().map(|(own, _)| len(*own)).sum::<u64>() + len(number);
+        let mut sum = self.blocks.iter().map(|(cached, _)| len(*cached)).sum::<u64>() + len(number);
         while sum > self.most_bytes
-            && let Some((gone, _)) = self.blocks.pop_front()
+            && let Some((dropped, _)) = self.blocks.pop_front()
         {
-            sum -= len(gone);
+            sum -= len(dropped);
         }
         self.blocks.push_back((number, block));
     }
@@ -218,7 +222,7 @@ impl ChunkReader for Blocks {
         if length == 0 {
             return Ok(Bytes::new());
         }
-        let mut ready = self.from(start, length as u64).map_err(failed)?;
+        let mut ready = self.bytes_from(start, length as u64).map_err(failed)?;
         if ready.len() >= length {
             ready.truncate(length);
             return Ok(ready);
@@ -251,7 +255,7 @@ impl Read for BlockReader {
             return Ok(0);
         }
         if self.ready.is_empty() {
-            self.ready = self.of.from(self.at, into.len() as u64)?;
+            self.ready = self.of.bytes_from(self.at, into.len() as u64)?;
         }
         let len = self.ready.len().min(into.len());
         into[..len].copy_from_slice(&self.ready.split_to(len));
@@ -274,112 +278,16 @@ impl Seek for BlockReader {
     }
 }
 
-/// A file, and buffers that no page uses.
-#[derive(Clone)]
-pub(super) struct PageFile {
-    file: Arc<File>,
-    len: u64,
-    spare: Arc<Spare>,
-}
-
-impl PageFile {
-    /// Opens the file.
-    ///
-    /// # Errors
-    /// Errors of the operating system.
-    pub(super) fn open(path: &Path) -> io::Result<PageFile> {
-        let file = Arc::new(File::open(path)?);
-        let len = file.metadata()?.len();
-        Ok(PageFile { file, len, spare: Arc::default() })
-    }
-}
-
-impl Length for PageFile {
-    fn len(&self) -> u64 {
-        self.len
-    }
-}
-
-impl ChunkReader for PageFile {
-    type T = BufReader<FileAt<Arc<File>>>;
-
-    fn get_read(&self, start: u64) -> ParquetResult<BufReader<FileAt<Arc<File>>>> {
-        Ok(BufReader::new(FileAt::from(self.file.clone(), start)))
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
-        // Check before allocating a buffer: a broken file may state any length.
-        if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
-            let text = format!("{length} bytes at {start} of a file of {} bytes", self.len);
-            return Err(ParquetError::EOF(text));
-        }
-        let mut page = self.spare.take(length).map_err(no_page)?;
-        self.file.read_exact_at(&mut page.bytes, start)?;
-        Ok(Bytes::from_owner(page))
-    }
-}
-
-/// Buffers of dropped pages.
-#[derive(Debug, Default)]
-struct Spare(Mutex<Vec<Vec<u8>>>);
-
-impl Spare {
-    /// A buffer of `len` bytes, with any content.
-    ///
-    /// # Errors
-    /// `OutOfMemory`: there is not enough memory.
-    fn take(self: &Arc<Spare>, len: usize) -> Result<Page> {
-        if len < LEAST_BYTES {
-            return Ok(Page { bytes: vec![0; len], spare: None });
-        }
-        let room = len.next_multiple_of(LEAST_BYTES);
-        let kept = self.0.lock().pop().filter(|bytes| bytes.capacity() >= len);
-        let mut bytes = kept.map_or_else(|| zeroed_vec(room as u64), Ok)?;
-        bytes.resize(len, 0);
-        Ok(Page { bytes, spare: Some(self.clone()) })
-    }
-}
-
-/// The error for a page that does not fit in memory.
-pub(super) fn no_page(error: Error) -> ParquetError {
-    ParquetError::External(error.into())
-}
-
-/// The bytes of a page. Dropping it returns its buffer to `spare`.
-struct Page {
-    bytes: Vec<u8>,
-    spare: Option<Arc<Spare>>,
-}
-
-impl AsRef<[u8]> for Page {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        let Some(spare) = &self.spare else { return };
-        let mut spare = spare.0.lock();
-        let kept: usize = spare.iter().map(Vec::capacity).sum();
-        if kept + self.bytes.capacity() <= MOST_KEPT_BYTES {
-            spare.push(std::mem::take(&mut self.bytes));
-        }
-    }
-}
-
 /// Small enough to keep a block of each of many columns.
 const LEAST_BLOCK_BYTES: u64 = 64 << 10;
+/// Length of the blocks of an object that is read front to back as a whole.
 const SHORT_BLOCK_BYTES: u64 = 1 << 20;
-/// The bytes requested at least where nothing is planned.
+/// The minimum number of bytes requested where nothing is planned.
 const UNPLANNED: u64 = 64 << 10;
-/// Ranges with fewer bytes between them are one request: it takes longer than these bytes.
+/// Ranges with at most this many bytes between them are one request, since another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
+/// The maximum number of bytes requested ahead.
 const MOST_AHEAD_BYTES: u64 = 32 << 20;
-/// Shorter pages use the allocator, which keeps memory of such lengths itself.
-const LEAST_BYTES: usize = 128 << 10;
-/// The bytes of one shuffle window, whose pages are dropped at about the same time.
-const MOST_KEPT_BYTES: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -402,20 +310,5 @@ mod tests {
         assert_eq!(share(window, 1, 1 << 40), 8 << 20);
         assert_eq!(share(window, 9, 8 << 20), 4 << 20);
         assert_eq!(share(window, 9, 9 << 20), (8 << 20) / 9);
-    }
-
-    #[test]
-    fn buffers_of_large_pages_are_used_again_within_a_limit() {
-        let spare = Arc::<Spare>::default();
-        let first = spare.take(1 << 20).unwrap();
-        let at = first.bytes.as_ptr();
-        drop(first);
-        let again = spare.take((1 << 20) - 5).unwrap();
-        assert_eq!((again.bytes.len(), again.bytes.as_ptr()), ((1 << 20) - 5, at));
-        drop((again, spare.take(1000).unwrap()));
-        assert_eq!(spare.0.lock().len(), 1, "a short one is not kept");
-        drop((0..100).map(|_| spare.take(1 << 20).unwrap()).collect::<Vec<_>>());
-        assert_eq!(spare.0.lock().len(), 64);
-        assert_eq!(spare.take(2 << 20).unwrap().bytes.len(), 2 << 20, "a longer page than before");
     }
 }

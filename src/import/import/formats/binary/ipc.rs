@@ -11,9 +11,11 @@ use arrow_ipc::Block;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 
-use super::ahead::{self, AheadRows, Batch, Batches, caught};
+use super::ahead::{AheadRows, Batch, Batches};
+use super::arrays;
 use super::blocks::{BlockReader, Blocks};
-use super::stated::StatedBuffers;
+use super::panics::guarded;
+use super::stated_buffers::StatedBuffers;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{BUFFER_BYTES, Input};
 use crate::import::formats::rows::OpenRows;
@@ -72,7 +74,7 @@ fn file(
     opened(|| Ok(check_footer(&mut from)?), input)?;
     let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
-    let columns = ahead::columns(&reader.schema());
+    let columns = arrays::columns(&reader.schema());
     let input = input.clone();
     let decode = move |from: StreamPlace| {
         begin();
@@ -109,7 +111,7 @@ pub(super) fn stream(
             "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
         ));
     }
-    let columns = ahead::columns(&reader.schema());
+    let columns = arrays::columns(&reader.schema());
     let input = input.clone();
     let decode = move |from: StreamPlace| {
         if is_file {
@@ -156,7 +158,7 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
 }
 
 fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Result<R> {
-    caught(|| open().map_err(|error| error.to_string()))
+    guarded(|| open().map_err(|error| error.to_string()))
         .map_err(|what| input.bad(format!("the Arrow file cannot be read: {what}")))
 }
 

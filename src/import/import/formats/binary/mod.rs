@@ -1,13 +1,17 @@
 //! Rows of binary files: Parquet, Arrow, and the shards of MDS and LitData.
 
 mod ahead;
+mod arrays;
 mod blocks;
 mod hashes;
 mod indexes;
 mod ipc;
 mod items;
+mod page_file;
+mod page_headers;
+mod panics;
 mod parquet;
-mod stated;
+mod stated_buffers;
 
 use std::sync::Arc;
 

@@ -22,9 +22,12 @@ use parquet::file::metadata::{
 use parquet::file::page_index::offset_index::{OffsetIndexMetaData, PageLocation};
 use parquet::file::reader::{ChunkReader, Length};
 
-use super::ahead::{self, AheadRows, Batch, Batches, caught};
-use super::blocks::{Blocks, PageFile};
-use super::stated::StatedPages;
+use super::ahead::{AheadRows, Batch, Batches};
+use super::arrays;
+use super::blocks::Blocks;
+use super::page_file::PageFile;
+use super::page_headers::StatedPages;
+use super::panics::guarded;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{InStore, Input};
 use crate::import::formats::rows::OpenRows;
@@ -114,12 +117,12 @@ fn rows_of(
     let found = Some(Arc::clone(&input.pages));
     let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false, found };
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
-    let (columns, table) = caught(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
+    let (columns, table) = guarded(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
     let groups = groups(table.metadata.metadata());
     let is_part = input.part_end.is_some();
     let most_rows = input.part_rows;
     let decode = move |from: StreamPlace| {
-        caught(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
+        guarded(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
     let mut rows = AheadRows::new(true, decode);
     rows.groups = groups;
@@ -281,8 +284,8 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         if i128::from(stated) != groups {
             return Err(format!("it states {stated} rows, and its row groups {groups}"));
         }
-        let columns = ahead::columns(of_file.schema());
-        let views = Arc::new(ahead::with_views(of_file.schema()));
+        let columns = arrays::columns(of_file.schema());
+        let views = Arc::new(arrays::with_views(of_file.schema()));
         let views = ArrowReaderOptions::new().with_schema(views);
         // The decoder has no views for some types; then decode without views, which copies.
         let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);

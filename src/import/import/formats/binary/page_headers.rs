@@ -1,18 +1,6 @@
-//! Checks the lengths that Arrow messages and Parquet pages state. The decoders allocate any stated length, so each is
-//! compared with the allowed expansion before the decoder gets the message or the header.
-//!
-//! # Messages of Arrow
-//! A compressed buffer states its decompressed length.
-//!
-//! | bytes      | meaning                                                                              |
-//! |------------|--------------------------------------------------------------------------------------|
-//! | 4          | `ff ff ff ff`, which old writers leave out                                             |
-//! | 4          | n, the length of the metadata; 0: the stream ends                                    |
-//! | n          | the metadata: the body's length, and the offsets of the buffers in the body          |
-//! | the length | the body; a compressed buffer begins with 8 bytes for its decompressed length        |
-//!
-//! # Pages of Parquet
-//! Their headers are checked. They also tell where the data pages are, since many files have no offset index.
+//! Checks the lengths that headers of Parquet pages state. The decoder allocates any stated length, so each is compared
+//! with the allowed expansion before the decoder gets the header. The headers also tell where the data pages are, since
+//! many files have no offset index.
 //!
 //! A header is a struct in Thrift's compact protocol. Each of its fields is a byte, with the step to the field's number
 //! in the upper half and the type in the lower one, and then the value; a zero byte ends the struct.
@@ -26,176 +14,19 @@
 //! | 5, 7, 8: field 1     | the number of the page's values                                                     |
 //!
 //! The decoder goes by the fields' numbers alone, and takes the last value of a field that comes twice. Only headers in
-//! the form of all writers are let through, with ascending fields of the right types: in those, it finds what is found
-//! here.
+//! the form of all known writers pass, with ascending fields of the right types: the decoder reads the same values from
+//! them as this check.
 
-use std::io::{self, Cursor, Read, Seek, SeekFrom, Take};
+use std::io::{self, Cursor, Read, Take};
 
 use parquet::errors::Result as ParquetResult;
 use parquet::file::reader::{ChunkReader, Length};
 
+use super::stated_buffers::has_memory;
 use crate::import::formats::input::FoundPages;
-use crate::import::sources::BadReason;
 use crate::import::sources::expansion::{Expands, Expansion};
 
-/// Reader of messages that fails if their buffers state too long lengths.
-pub(super) struct StatedBuffers<R> {
-    from: R,
-    expansion: Expansion,
-    next: Next,
-}
-
-/// The part of the stream that comes next.
-enum Next {
-    /// The first 8 bytes of a message; these were read.
-    Head(Vec<u8>),
-    /// Metadata: the bytes that were read, and its whole length.
-    Metadata(Vec<u8>, usize),
-    Body(Body),
-    /// Bytes that are not a message, until the next seek.
-    Other,
-}
-
-/// The body of a message.
-struct Body {
-    at: u64,
-    len: u64,
-    /// Offsets of the buffers that were not reached yet, in descending order.
-    begins: Vec<u64>,
-    /// The bytes read so far of the next buffer's stated length.
-    stated: Vec<u8>,
-}
-
-impl<R> StatedBuffers<R> {
-    /// Reads `from`, which is at the beginning of a message.
-    pub(super) fn new(from: R, expansion: &Expansion) -> StatedBuffers<R> {
-        StatedBuffers { from, expansion: expansion.clone(), next: Next::Head(Vec::new()) }
-    }
-
-    fn see(&mut self, mut bytes: &[u8]) -> Result<(), BadReason> {
-        while !bytes.is_empty() {
-            let next = match &mut self.next {
-                Next::Other => return Ok(()),
-                Next::Head(head) => {
-                    let has_mark = head.len() >= 4 && head[..4] == MARK;
-                    take(&mut bytes, if has_mark { 8 } else { 4 }, head);
-                    metadata_len(head).map(|len| match usize::try_from(len) {
-                        Ok(len) if len > 0 => Next::Metadata(Vec::new(), len),
-                        _ => Next::Other,
-                    })
-                }
-                Next::Metadata(metadata, len) => {
-                    take(&mut bytes, *len, metadata);
-                    (metadata.len() == *len).then(|| Body::of(metadata)).transpose()?.map(|body| {
-                        match body {
-                            None => Next::Other,
-                            Some(body) if body.len == 0 => Next::Head(Vec::new()),
-                            Some(body) => Next::Body(body),
-                        }
-                    })
-                }
-                Next::Body(body) => {
-                    body.see(&mut bytes, &self.expansion)?;
-                    (body.at == body.len).then(|| Next::Head(Vec::new()))
-                }
-            };
-            if let Some(next) = next {
-                self.next = next;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Moves bytes to `into` until it has `len` bytes.
-fn take(bytes: &mut &[u8], len: usize, into: &mut Vec<u8>) {
-    let (taken, rest) = bytes.split_at(bytes.len().min(len.saturating_sub(into.len())));
-    into.extend_from_slice(taken);
-    *bytes = rest;
-}
-
-/// The length of the metadata, once `head` is complete.
-fn metadata_len(head: &[u8]) -> Option<i32> {
-    let len = match head.len() {
-        4 if head[..4] != MARK => head.first_chunk()?,
-        8 => head.last_chunk()?,
-        _ => return None,
-    };
-    Some(i32::from_le_bytes(*len))
-}
-
-impl Body {
-    /// The body that `metadata` describes; `None`: it describes no body.
-    fn of(metadata: &[u8]) -> Result<Option<Body>, BadReason> {
-        let Ok(message) = arrow_ipc::root_as_message(metadata) else { return Ok(None) };
-        let Ok(len) = u64::try_from(message.bodyLength()) else { return Ok(None) };
-        let of_dictionary = message.header_as_dictionary_batch().and_then(|batch| batch.data());
-        let batch = message.header_as_record_batch().or(of_dictionary);
-        let buffers = batch.filter(|batch| batch.compression().is_some());
-        let buffers = buffers.and_then(|batch| batch.buffers()).into_iter().flatten();
-        let begins = buffers.filter(|buffer| buffer.length() >= STATED_BYTES as i64);
-        let begins = begins.map(|buffer| u64::try_from(buffer.offset()));
-        let Ok(mut begins) = begins.collect::<Result<Vec<u64>, _>>() else { return Ok(None) };
-        begins.sort_unstable_by(|a, b| b.cmp(a));
-        // Buffers must lie within the body and not overlap.
-        let mut end = len;
-        let fits = |begin: &u64| {
-            let is_before = begin.checked_add(STATED_BYTES as u64).is_some_and(|own| own <= end);
-            end = *begin;
-            is_before
-        };
-        let overlap = || BadReason::Decoder("the buffers of a message overlap".to_owned());
-        begins.iter().all(fits).then_some(()).ok_or_else(overlap)?;
-        Ok(Some(Body { at: 0, len, begins, stated: Vec::new() }))
-    }
-
-    /// Skips bytes of the body up to the next stated length, then reads the length and checks it.
-    fn see(&mut self, bytes: &mut &[u8], expansion: &Expansion) -> Result<(), BadReason> {
-        let to = self.begins.last().copied().filter(|_| self.stated.is_empty());
-        let left = to.unwrap_or(self.len).min(self.len).saturating_sub(self.at);
-        let before = bytes.len();
-        if left > 0 && self.stated.is_empty() {
-            *bytes = &bytes[before.min(usize::try_from(left).unwrap_or(usize::MAX))..];
-        } else {
-            take(bytes, STATED_BYTES, &mut self.stated);
-        }
-        self.at += (before - bytes.len()) as u64;
-        if let Some(stated) = self.stated.first_chunk() {
-            // A negative length: the buffer is not compressed.
-            let len = u64::try_from(i64::from_le_bytes(*stated)).unwrap_or(0);
-            self.stated.clear();
-            self.begins.pop();
-            expansion.make(Expands::Packed, len)?;
-            has_memory(len)?;
-        }
-        Ok(())
-    }
-}
-
-/// Checks that `len` bytes can be allocated: decoders abort the process if an allocation fails.
-pub(super) fn has_memory(len: u64) -> Result<(), BadReason> {
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
-    Vec::<u8>::new().try_reserve_exact(len).map_err(|_| {
-        BadReason::Decoder(format!("a buffer is to have {len} bytes, and there is no such memory"))
-    })
-}
-
-impl<R: Read> Read for StatedBuffers<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.from.read(into)?;
-        self.see(&into[..read]).map_err(io::Error::other)?;
-        Ok(read)
-    }
-}
-
-impl<R: Seek> Seek for StatedBuffers<R> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.next = Next::Head(Vec::new());
-        self.from.seek(to)
-    }
-}
-
-/// A file whose pages are checked.
+/// A Parquet file whose page headers are checked.
 #[derive(Clone)]
 pub(super) struct StatedPages<F> {
     pub(super) from: F,
@@ -203,7 +34,7 @@ pub(super) struct StatedPages<F> {
     /// Set if an offset index says where the pages are. A header is then read together with its page's data, and
     /// otherwise alone.
     pub(super) is_indexed: bool,
-    /// Takes the data pages whose headers are read; `None`: nobody needs them.
+    /// Receives offset and number of values of each data page whose header is read; `None`: they are not needed.
     pub(super) found: Option<FoundPages>,
 }
 
@@ -232,13 +63,15 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
     }
 }
 
-/// A header, which is checked as a whole before its first byte is read: the decoder also opens places where data begin,
-/// and then reads nothing.
+/// A reader of a page that begins with its header. The header is checked as a whole when the first byte is read, and not
+/// before: the decoder also opens places where data begin, and then reads nothing.
 pub(super) struct CheckedHeader<R> {
     from: R,
+    /// Offset of the header.
     start: u64,
     expansion: Expansion,
     found: Option<FoundPages>,
+    /// The checked header, which the decoder reads; `None` before the first read.
     header: Option<Cursor<Vec<u8>>>,
 }
 
@@ -281,7 +114,7 @@ struct Walk<R> {
     read: Vec<u8>,
     /// The bytes that the decoder allocates.
     stated: u64,
-    /// The number of values, of a data page.
+    /// The number of values of a data page; `None`: it is another page.
     values: Option<u64>,
 }
 
@@ -290,7 +123,7 @@ impl<R: Read> Walk<R> {
         Walk { from: from.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0, values: None }
     }
 
-    /// Reads the struct `of` to its end: the header, or the struct in this field of it.
+    /// Reads the struct `of` to its end: [`HEADER`], the number of a field of the header that is a struct, or [`INNER`].
     fn fields(&mut self, of: u32) -> io::Result<()> {
         let mut field = 0;
         loop {
@@ -378,9 +211,7 @@ fn other_form() -> io::Error {
     )
 }
 
-const MARK: [u8; 4] = [0xff; 4];
-const STATED_BYTES: usize = 8;
-/// The header, the structs in fields of it, and a struct within these.
+/// The structs: the header, the fields of it that are structs, by number, and a struct within one of these.
 const HEADER: u32 = 0;
 const DATA_PAGE: u32 = 5;
 const DICTIONARY: u32 = 7;
