@@ -12,7 +12,8 @@ use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
-use crate::structs::{self, Handle, Struct, check_out, give, take};
+use crate::handles::{self, Handle};
+use crate::structs::{Struct, check_out, give, take};
 
 /// The label of a sample without a label, in every function and struct. Python uses None, and
 /// dlfs.NO_LABEL, the same number, in arrays of labels.
@@ -166,7 +167,7 @@ pub(crate) unsafe fn hand_out(
         ..BatchOut::zeroed()
     };
     let held = Held { _batch: batch, _items: items, _fields: fields.fields };
-    value.handle = structs::insert::<BatchHandle>(held)?.cast();
+    value.handle = handles::insert::<BatchHandle>(held)?.cast();
     // SAFETY: the caller promises that `out` satisfies the contract of `give`.
     unsafe { give(out, value) }
 }
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
         // checked.
         unsafe {
             check_out(batch)?;
-            let held = structs::remove(take(batch.cast_const())?.handle.cast::<BatchHandle>())?;
+            let held = handles::remove(take(batch.cast_const())?.handle.cast::<BatchHandle>())?;
             give(batch, BatchOut::zeroed())?;
             drop(held);
         }

@@ -69,6 +69,7 @@ impl From<Error> for Failure {
     }
 }
 
+/// The error number of an error of the library; `DLFS_E_IO` for kinds without a number.
 pub(crate) fn code_of(error: &Error) -> c_int {
     let found = CODES.iter().find(|(.., kinds)| kinds.contains(&error.kind()));
     found.map_or(DLFS_E_IO, |(code, ..)| *code)
@@ -98,6 +99,7 @@ const CODES: [(c_int, &CStr, &[ErrorKind]); 19] = [
 ];
 
 thread_local! {
+    /// The text of the last error of this thread; empty: no call has failed.
     static LAST: RefCell<CString> = RefCell::default();
 }
 
@@ -124,6 +126,7 @@ fn of_panic(panic: &(dyn Any + Send)) -> Failure {
     Failure::new(DLFS_E_INTERNAL, format!("a bug in dlfs: {text}"))
 }
 
+/// Stores `text` as the text of the last error of this thread, without zero bytes.
 pub(crate) fn remember(text: &str) {
     let bytes: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
     let text = CString::new(bytes).expect("zero bytes were taken out");

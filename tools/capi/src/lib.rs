@@ -11,20 +11,28 @@
 //! and during a call nobody changes its inputs or accesses its outputs. `dlfs.h` states this once
 //! for all functions.
 //!
-//! Read `structs.rs` and `error.rs` first.
+//! Read `structs.rs`, `handles.rs` and `error.rs` first.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: pointers from C
 #![allow(clippy::missing_safety_doc)] // stated above, once for all functions
 
 pub mod batch;
 pub mod column;
+pub mod edit;
 pub mod error;
+pub mod field_type;
+pub mod file;
+mod handles;
+pub mod log;
+pub mod mixture;
 pub mod mount;
 pub mod namespace;
 pub mod options;
+pub mod parts;
 mod peers;
 pub mod read_batch;
 pub mod sequence;
 pub mod stats;
 mod structs;
 pub mod tokens;
+pub mod views;
 pub mod writer;

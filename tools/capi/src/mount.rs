@@ -1,23 +1,19 @@
-//! Mounted data sets: mounts and unmounts them, describes them without reading samples (facts, names, folders), and
-//! selects views, which are parts of their samples.
+//! Mounted data sets: mounts and unmounts them, and describes them without reading samples (facts, names, folders).
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
-use dlfs::dataset::{Dataset, save_views};
+use dlfs::dataset::Dataset;
 use dlfs::directory::EntryKind;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
-use dlfs::view::{NamedView, Split, SplitBy};
 use parking_lot::Mutex;
 
 use crate::batch::{DLFS_NO_LABEL, Division, number_of};
 use crate::error::{DLFS_E_INTERRUPTED, DLFS_E_NOT_FOUND, Failure, guard};
-use crate::options::{MountOptions, Stop, unknown};
+use crate::handles::{self, Handle, get};
+use crate::options::{MountOptions, Stop};
 use crate::peers::Joined;
-use crate::structs::{
-    self, Handle, Struct, fill, fill_text, get, optional_text, path, put, take_or_zeroed, text,
-    utf8,
-};
+use crate::structs::{self, Struct, fill, fill_text, optional_text, put, take_or_zeroed, text};
 
 /// A mounted data set: an opaque handle.
 pub struct Fs(());
@@ -25,7 +21,7 @@ pub struct Fs(());
 /// The object behind a mount handle.
 pub(crate) struct Mount {
     pub(crate) dataset: Dataset,
-    /// The same, read through the tiers of the job's other nodes, once a sequence has joined them.
+    /// The data set, read through the tiers of the job's other nodes; `None`: no sequence has joined them.
     pub(crate) through_peers: Mutex<Option<Joined>>,
     /// How to connect, also to peers.
     pub(crate) connect: ConnectOptions,
@@ -100,7 +96,7 @@ pub unsafe extern "C" fn dlfs_mount(
     // NUL, and `options` NULL or a struct of the size that it states, with strings that end
     // with NUL.
     unsafe {
-        structs::open(fs, "fs", || {
+        handles::open(fs, "fs", || {
             let given = take_or_zeroed(options)?;
             let list = structs::addresses(addresses, "addresses")?;
             let mut stop = given.stop();
@@ -132,7 +128,7 @@ unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_int {
 /// connections end with the last of them. Calls in other threads end as usual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
-    guard(|| structs::remove(fs).map(drop))
+    guard(|| handles::remove(fs).map(drop))
 }
 
 /// Describes the data set. No I/O. Any thread.
@@ -355,122 +351,4 @@ unsafe extern "C" fn dlfs_list(
             Ok(())
         }
     })
-}
-
-/// The part follows from the id, which stays when samples are appended, deleted and purged.
-pub const DLFS_SPLIT_BY_ID: u32 = 0;
-
-/// The part follows from the name, which also stays in a new import.
-pub const DLFS_SPLIT_BY_NAME: u32 = 1;
-
-/// The part follows from the folder of the name: all samples of a folder are in one part.
-pub const DLFS_SPLIT_BY_FOLDER: u32 = 2;
-
-/// Stores in `*view` a handle to those samples of `fs` that fit `expression`, over the columns id,
-/// label, len, name and the typed ones, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
-/// data set of its own, to be closed with dlfs_unmount, and shares the connections of `fs`, which
-/// may be unmounted before. Reads the names first if the expression compares names. Any thread.
-///
-/// DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
-/// sample fits.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlfs_select(
-    fs: *const Fs,
-    expression: *const c_char,
-    view: *mut *mut Fs,
-) -> c_int {
-    // SAFETY: by the header `view` is NULL or a place for a handle, and `expression` NULL or ends
-    // with NUL and does not change during the call.
-    unsafe {
-        structs::open(view, "view", || {
-            let expression = utf8(expression, "expression")?;
-            let mount = get(fs)?;
-            let selected = mount.dataset.select(expression, &mut mount.stop.clone())?;
-            Ok(viewed(&mount, selected))
-        })
-    }
-}
-
-/// As dlfs_select, for the samples with the `count` ids at `ids`, in any order.
-///
-/// DLFS_E_NOT_FOUND: one of them is no sample of `fs`. DLFS_E_INVALID: there are none.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlfs_select_ids(
-    fs: *const Fs,
-    ids: *const u64,
-    count: usize,
-    view: *mut *mut Fs,
-) -> c_int {
-    // SAFETY: by the header `view` is NULL or a place for a handle, and `ids` has `count` elements
-    // that do not change during the call.
-    unsafe {
-        structs::open(view, "view", || {
-            let ids = structs::ids(ids, count)?;
-            let mount = get(fs)?;
-            Ok(viewed(&mount, mount.dataset.select_ids(ids)?))
-        })
-    }
-}
-
-/// As dlfs_select, for the samples in `part` of a keyed split into `shares`: "train=0.9,val=0.1". A
-/// sample stays in its part when others are appended or deleted. `by`: DLFS_SPLIT_BY_...
-///
-/// DLFS_E_INVALID: the shares do not sum to 1, or there is no such part, or it has no sample.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlfs_split(
-    fs: *const Fs,
-    shares: *const c_char,
-    seed: u64,
-    by: u32,
-    part: *const c_char,
-    view: *mut *mut Fs,
-) -> c_int {
-    // SAFETY: by the header `view` is NULL or a place for a handle, and strings are NULL or end with
-    // NUL and do not change during the call.
-    unsafe {
-        structs::open(view, "view", || {
-            let by = match by {
-                DLFS_SPLIT_BY_ID => SplitBy::Id,
-                DLFS_SPLIT_BY_NAME => SplitBy::Name,
-                DLFS_SPLIT_BY_FOLDER => SplitBy::Folder,
-                other => return Err(unknown("by", other)),
-            };
-            let split = Split::parse(utf8(shares, "shares")?, seed, by);
-            let split = split.map_err(|error| Failure::invalid(error.to_string()))?;
-            let part = utf8(part, "part")?;
-            let mount = get(fs)?;
-            let views = mount.dataset.split(&split, &mut mount.stop.clone())?;
-            let found = views.iter().find(|named| named.name == part);
-            let named = found
-                .ok_or_else(|| Failure::invalid(format!("the split has no part called {part}")))?;
-            Ok(viewed(&mount, mount.dataset.viewed(&named.view)?))
-        })
-    }
-}
-
-/// Saves the samples of `fs` as the view `name` in `file`, which it replaces: the option
-/// `view` of dlfs_mount opens it. Any thread.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlfs_save_view(
-    fs: *const Fs,
-    file: *const c_char,
-    name: *const c_char,
-) -> c_int {
-    guard(|| {
-        // SAFETY: by the header strings are NULL or end with NUL and do not change during the call.
-        let (file, name) = unsafe { (path(file, "path")?, utf8(name, "name")?.to_owned()) };
-        let view = get(fs)?.dataset.as_view()?;
-        Ok(save_views(file, vec![NamedView { name, made: "from C".to_owned(), view }])?)
-    })
-}
-
-/// A mount of `dataset`, a view of the data set of `mount`.
-fn viewed(mount: &Mount, dataset: Dataset) -> Mount {
-    Mount {
-        dataset,
-        through_peers: Mutex::default(),
-        connect: mount.connect.clone(),
-        stop: mount.stop,
-        division: mount.division,
-    }
 }

@@ -16,8 +16,9 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::{
     DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
 };
+use crate::handles::{self, Handle, get};
 use crate::options::{MountOptions, Stop, flag, unknown};
-use crate::structs::{self, Handle, Struct, addresses, array, fill, get, take_or_zeroed};
+use crate::structs::{Struct, addresses, array, fill, take_or_zeroed};
 
 /// Fill the buffer from the namespace.
 pub const DLFS_NS_READ: u32 = 0;
@@ -123,7 +124,7 @@ unsafe extern "C" fn dlfs_ns_open(
     // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of
     // the size that it states, with strings that end with NUL, and `address` such a string.
     unsafe {
-        structs::open(ns, "ns", || {
+        handles::open(ns, "ns", || {
             let given = take_or_zeroed(options)?;
             let mut connect = given.options()?.open.connect;
             connect.writable = flag(writable, "writable")?;
@@ -242,7 +243,7 @@ unsafe extern "C" fn dlfs_ns_poll(
 /// thread, while no other thread is in a call with the handle.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
-    guard(|| structs::remove(ns).map(drop))
+    guard(|| handles::remove(ns).map(drop))
 }
 
 impl Handle for Ns {

@@ -1,22 +1,18 @@
-//! Counters of mounts, sequences and stores, reports on a sequence, and the library's warnings.
+//! Counters of mounts, sequences and stores, and reports on a sequence.
 
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-
-use tracing::Level;
+use std::ffi::{c_char, c_int};
 
 use dlfs::buf::Pages;
 use dlfs::cache::CacheStats;
-use dlfs::messages::{Message, subscribe};
 use dlfs::prefetch::LoaderStats;
 use dlfs::store::StoreStats;
 use dlfs::units::SampleId;
 
-use crate::error::{DLFS_E_BUSY, DLFS_E_NOT_FOUND, Failure, guard, guard_long};
+use crate::error::{DLFS_E_NOT_FOUND, Failure, guard_long};
+use crate::handles::get;
 use crate::mount::Fs;
 use crate::sequence::Seq;
-use crate::structs::{Struct, fill, fill_text, get};
+use crate::structs::{Struct, fill, fill_text};
 
 /// Nothing was read yet, so no memory is allocated.
 pub const DLFS_PAGES_NONE: u64 = 0;
@@ -123,7 +119,7 @@ unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
         fill(stats, || {
             let dataset = &get(fs)?.dataset;
             let read = dataset.stats();
-            let mut found = value(LoaderStats { read, ..LoaderStats::default() });
+            let mut found = of_loader(LoaderStats { read, ..LoaderStats::default() });
             if let Some(tiers) = dataset.tier_stats() {
                 add_tiers(&mut found, &tiers);
             }
@@ -215,7 +211,7 @@ unsafe extern "C" fn dlfs_sequence_trace(
 unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
     // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
-    unsafe { fill(stats, || Ok(value(get(seq)?.loader.stats()))) }
+    unsafe { fill(stats, || Ok(of_loader(get(seq)?.loader.stats()))) }
 }
 
 /// 1 while the verified bytes of sample `id` are in the sequence's memory in this process, otherwise 0: always
@@ -259,7 +255,8 @@ fn of_store(stats: &StoreStats) -> StoreStatsOut {
     }
 }
 
-fn value(stats: LoaderStats) -> Stats {
+/// The counters of a loader; those of tiers are 0.
+fn of_loader(stats: LoaderStats) -> Stats {
     Stats {
         commands: stats.read.commands,
         read_bytes: stats.read.bytes,
@@ -284,6 +281,7 @@ fn value(stats: LoaderStats) -> Stats {
     }
 }
 
+/// Adds the counters of all tiers.
 fn add_tiers(stats: &mut Stats, found: &CacheStats) {
     for tier in &found.tiers {
         stats.tier_hits += tier.hits;
@@ -292,77 +290,4 @@ fn add_tiers(stats: &mut Stats, found: &CacheStats) {
         stats.tier_restored += tier.restored;
     }
     stats.origin_bytes = found.origin.bytes + found.origin.copier_bytes;
-}
-
-/// Something failed for good.
-pub const DLFS_LOG_ERROR: c_int = 1;
-/// Something failed and was recovered, or is slower than necessary.
-pub const DLFS_LOG_WARNING: c_int = 2;
-/// Information.
-pub const DLFS_LOG_INFO: c_int = 3;
-
-/// Receives one message of the library: its level, DLFS_LOG_..., and its text, which is valid until
-/// the function returns. Any thread may call it, including the library's own, and several at a
-/// time. It must not call the library, and should not wait.
-pub type OnLog = Option<unsafe extern "C" fn(user: *mut c_void, level: c_int, text: *const c_char)>;
-
-/// Passes the library's warnings to `on_log` from now on, at most a few per second: reconnections,
-/// skipped samples, a window that is too small. NULL stops that. By default nothing is written
-/// anywhere. Any thread; one function per process. Another thread may still be running the previous
-/// function when this returns.
-///
-/// DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
-    guard(|| {
-        if on_log.is_some() && !is_installed() {
-            let text = "the process has another subscriber of messages";
-            return Err(Failure::new(DLFS_E_BUSY, text));
-        }
-        let next = Box::into_raw(Box::new(Listener { on_log, user, before: null_mut() }));
-        let link = |before| {
-            // SAFETY: allocated above, and nobody else has it before it is stored.
-            unsafe { (*next).before = before };
-            Some(next)
-        };
-        let set = Ordering::AcqRel;
-        let seen = Ordering::Acquire;
-        let _ = LISTENER.fetch_update(set, seen, link); // `link` never refuses
-        Ok(())
-    })
-}
-
-struct Listener {
-    on_log: OnLog,
-    user: *mut c_void,
-    /// The previous listener, which is kept: another thread may be about to call it.
-    before: *mut Listener,
-}
-
-/// NULL, or a box that is never freed, like all before it. No lock: a fork may happen at any time.
-static LISTENER: AtomicPtr<Listener> = AtomicPtr::new(null_mut());
-
-/// Returns whether the library's messages arrive here; the first call installs the subscriber.
-fn is_installed() -> bool {
-    static INSTALLED: AtomicBool = AtomicBool::new(false);
-    if !INSTALLED.load(Ordering::Acquire) && subscribe(tell) {
-        INSTALLED.store(true, Ordering::Release);
-    }
-    INSTALLED.load(Ordering::Acquire)
-}
-
-/// Passes a message of the library to the listener.
-fn tell(message: Message) {
-    // SAFETY: NULL, or a box that is never freed.
-    let listener = unsafe { LISTENER.load(Ordering::Acquire).as_ref() };
-    let Some(&Listener { on_log: Some(on_log), user, .. }) = listener else { return };
-    let level = match message.level {
-        Level::ERROR => DLFS_LOG_ERROR,
-        Level::WARN => DLFS_LOG_WARNING,
-        _ => DLFS_LOG_INFO,
-    };
-    let text = message.whole(|name| name).replace('\0', "");
-    let text = CString::new(text).expect("zero bytes were taken out");
-    // SAFETY: the caller's function with the caller's argument, and a text that outlives the call.
-    unsafe { on_log(user, level, text.as_ptr()) };
 }

@@ -7,14 +7,15 @@ use dlfs::order::State;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
 use parking_lot::Mutex;
 
-use crate::column::{
+use crate::error::{DLFS_END, DLFS_OK, Failure, guard, guard_long};
+use crate::field_type::{
     DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
 };
-use crate::error::{DLFS_END, DLFS_OK, Failure, guard, guard_long};
+use crate::handles::{self, Handle, get};
+use crate::mixture::Mix;
 use crate::mount::Fs;
 use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
-use crate::sequence::Mix;
-use crate::structs::{self, Handle, Struct, fill_text, get, give, put, take, utf8};
+use crate::structs::{Struct, fill_text, give, put, take, utf8};
 
 /// A loader of rows of tokens: an opaque handle.
 pub struct TokensHandle(());
@@ -96,7 +97,7 @@ unsafe extern "C" fn dlfs_tokens_open(
     // SAFETY: by the header `tokens` is NULL or a place for a handle, and the options are NULL or structs of the sizes
     // that they state, whose strings end with NUL.
     unsafe {
-        structs::open(tokens, "tokens", || {
+        handles::open(tokens, "tokens", || {
             let sequence = take(sequence)?;
             let options = take(options)?;
             let rows = options.options(sequence.batch_size)?;
@@ -117,7 +118,7 @@ unsafe extern "C" fn dlfs_mixture_tokens(
 ) -> c_int {
     // SAFETY: as in `dlfs_tokens_open`.
     unsafe {
-        structs::open(tokens, "tokens", || {
+        handles::open(tokens, "tokens", || {
             let sequence = take(sequence)?;
             let options = take(options)?;
             let mixed = get(mixture)?;
@@ -200,7 +201,7 @@ unsafe extern "C" fn dlfs_tokens_state_set(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlfs_tokens_close(tokens: *mut TokensHandle) -> c_int {
     guard(|| {
-        structs::remove(tokens)?.loader.loader().close();
+        handles::remove(tokens)?.loader.loader().close();
         Ok(())
     })
 }

@@ -3,17 +3,24 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 18] = [
     "error",
     "options",
     "mount",
+    "views",
     "column",
+    "field_type",
+    "file",
     "read_batch",
     "sequence",
+    "mixture",
     "tokens",
     "batch",
     "stats",
+    "log",
+    "edit",
     "writer",
+    "parts",
     "namespace",
 ];
 
