@@ -10,10 +10,11 @@ use std::collections::HashSet;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::import::commit;
+use crate::import::committed::free_space;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{MediaUse, Progress, stopped};
-use crate::import::prepare::{self, ImportState};
+use crate::import::prepare::ImportState;
 use crate::import::read_back::{check_heads, sound_chunk};
 use crate::import::write_behind::{FLUSH_EVERY_BYTES, WriteBehind};
 use dlfs_base::units::{SampleId, Slot};
@@ -91,7 +92,7 @@ impl<'a> ChunkStream<'a> {
     ) -> Result<ChunkStream<'a>> {
         let builder = state.builder()?;
         let layout = state.journal.layout;
-        let space = prepare::free_space(&state.media, &layout, state.current.as_ref());
+        let space = free_space(&state.media, &layout, state.current.as_ref());
         Ok(ChunkStream {
             closed_slot: builder.next_slot(),
             builder: Some(builder.into()),

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::import::commit;
+use crate::import::committed::{Current, free_space, open_current};
 use crate::import::device::{Meaning, open_image};
+use crate::import::discard::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, ImportOptions, as_text};
-use crate::import::prepare::{self, Current, give_up_plan};
+use crate::import::prepare::{in_image_order, time_ns};
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
@@ -149,9 +151,9 @@ pub(super) struct Edit {
 
 impl Edit {
     pub(super) fn begin(devices: &[Arc<dyn Device>], options: &EditOptions) -> Result<Edit> {
-        let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
+        let media = in_image_order(&Media::new(devices.to_vec())?)?;
         let lease = Lease::take(&media, ImportOptions::default().lease)?;
-        let (media, current) = prepare::open_current(&media, options.accept_older_generation)?;
+        let (media, current) = open_current(&media, options.accept_older_generation)?;
         give_up_plan(&media, &current.directory, ImportOptions::default().lease)?;
         Ok(Edit { media, lease, current })
     }
@@ -161,11 +163,11 @@ impl Edit {
     }
 
     pub(super) fn time_ns(&self) -> u64 {
-        prepare::time_ns(None).max(self.current.directory.time_ns())
+        time_ns(None).max(self.current.directory.time_ns())
     }
 
     pub(super) fn free_space(&self) -> Space {
-        prepare::free_space(&self.media, self.current.directory.layout(), Some(&self.current))
+        free_space(&self.media, self.current.directory.layout(), Some(&self.current))
     }
 
     fn commit(&self, directory: Directory, space: &mut Space, samples: u64) -> Result<EditReport> {

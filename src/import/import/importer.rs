@@ -6,15 +6,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::import::bad_entries::{BadEntries, no_samples};
 use crate::import::chunks::{ChunkPlan, RowOrder, Rows};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
+use crate::import::committed::free_space;
 use crate::import::device::{open_for_import, remove};
 use crate::import::field_types::{self, Typing};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
-    BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions,
-    Stage, no_samples, other_fields, source_options,
+    ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions, Stage,
+    other_fields, source_options,
 };
 use crate::import::pass::{BadRows, Discard, Pass};
 use crate::import::prepare::{self, ImportState, write_journals};
@@ -325,7 +327,7 @@ impl Import<'_> {
         let current = self.state.current.as_ref();
         let (rows, spec, classes) = self.shape()?;
         let placement = Placement::new(journal.part);
-        let free = prepare::free_space(&self.state.media, &journal.layout, current);
+        let free = free_space(&self.state.media, &journal.layout, current);
         let plan = ChunkPlan::new(&rows, &spec, &placement, free)?;
         let index = self.source.index();
         let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();

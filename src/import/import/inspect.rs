@@ -1,15 +1,16 @@
-//! Inspects an image without changing it. Saves a snapshot of its directory to a file, with which the image can be
-//! opened without reading the snapshot from the target, and verifies such a file. Finds orphans: cells with data that
-//! belong to no generation, such as those left by a killed import.
+//! Inspects a committed image without changing it: its snapshot, and its orphans.
+//!
+//! A snapshot can be saved to a file, with which the image opens without reading the snapshot from the target. Orphans
+//! are cells with data that belong to no generation, such as those left by a killed import.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::import::committed::{committed_superblocks, read_directory};
 use crate::import::device::{Meaning, open_image};
 use crate::import::media::Media;
-use crate::import::prepare;
 use crate::import::scan::cells_until;
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::units::Generation;
@@ -42,7 +43,7 @@ pub fn snapshot_save(
     connect: &ConnectOptions,
 ) -> Result<SnapshotReport> {
     let (media, superblock) = open(image, connect)?;
-    let directory = prepare::read_directory(&media, &superblock)?;
+    let directory = read_directory(&media, &superblock)?;
     let bytes = directory.to_snapshot()?;
     replace_file(file, NewMode::ByUmask, &bytes)?;
     Ok(report(&directory, bytes.len()))
@@ -74,13 +75,15 @@ pub fn snapshot_check(
     }
 }
 
+/// Opens the namespaces at `image`, as [`on_devices`].
 fn open(image: &[Address], connect: &ConnectOptions) -> Result<(Media, Superblock)> {
-    opened(open_image(image, connect, Meaning::OfImage)?)
+    on_devices(open_image(image, connect, Meaning::OfImage)?)
 }
 
-fn opened(devices: Vec<Arc<dyn Device>>) -> Result<(Media, Superblock)> {
+/// The namespaces `devices` in the image's order, and the superblock of namespace 0.
+fn on_devices(devices: Vec<Arc<dyn Device>>) -> Result<(Media, Superblock)> {
     let media = Media::for_reading(devices)?;
-    let opened = prepare::opened(&media)?;
+    let opened = committed_superblocks(&media)?;
     Ok((media.in_order(&opened.given), *opened.superblock()))
 }
 
@@ -102,8 +105,8 @@ fn report(directory: &Directory, len: usize) -> SnapshotReport {
 /// # Errors
 /// Errors of opening the image, and of reading.
 pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
-    let (media, superblock) = opened(devices.to_vec())?;
-    let directory = prepare::read_directory(&media, &superblock)?;
+    let (media, superblock) = on_devices(devices.to_vec())?;
+    let directory = read_directory(&media, &superblock)?;
     let layout = superblock.layout;
     let all = cells_until(&layout, media.num_cells(&layout));
     let read = directory.cell_ranges().chain([superblock.snapshot_range()]);

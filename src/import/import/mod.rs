@@ -21,6 +21,7 @@
 //! write. [`many`] divides an import among processes. [`Writer`] takes samples from a program that creates
 //! them: read `writer/mod.rs`, then `chunk_stream.rs`. `streamed.rs` uses `chunk_stream.rs`, too.
 
+mod bad_entries;
 mod block;
 mod checked;
 mod checkpoint;
@@ -28,8 +29,11 @@ mod chunk_stream;
 mod chunks;
 mod columns;
 mod commit;
+mod committed;
 mod device;
+mod discard;
 mod edit;
+mod empty;
 mod field_types;
 pub mod formats;
 mod importer;
@@ -51,19 +55,21 @@ mod scan;
 pub mod shards;
 pub mod sources;
 mod streamed;
+mod temporary_column;
 mod tokenizer;
 mod trim;
 mod write_behind;
 mod writer;
 mod written_part;
 
+pub use bad_entries::BadEntries;
 pub use edit::{EditReport, delete, delete_ids, delete_on};
 pub use field_types::{FieldColumn, FieldSpec};
 pub use importer::{import, import_onto};
 pub use inspect::{SnapshotReport, orphans_on, snapshot_check, snapshot_save};
 pub use options::{
-    BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, MediaUse,
-    OnError, Onto, PlacementOrder, Progress, RowOptions, Stage,
+    ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, MediaUse, OnError, Onto,
+    PlacementOrder, Progress, RowOptions, Stage,
 };
 pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};

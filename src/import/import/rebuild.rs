@@ -17,11 +17,13 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::import::commit;
+use crate::import::committed::read_directory;
 use crate::import::device::{Meaning, open_image};
+use crate::import::discard::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage, as_text};
-use crate::import::prepare::{self, give_up_plan};
+use crate::import::prepare::order_of;
 use crate::import::scan::{BLOCK_BYTES, Scan, cells_until, each_block};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::Generation;
@@ -288,7 +290,7 @@ impl Remains {
         let copies = self.copies[0].copies.iter().flatten();
         let mut older: Vec<&Superblock> = copies.filter(|copy| copy.generation <= since).collect();
         older.sort_by_key(|copy| std::cmp::Reverse(copy.generation));
-        let read = |superblock| prepare::read_directory(&self.media, superblock).ok();
+        let read = |superblock| read_directory(&self.media, superblock).ok();
         Ok(older.into_iter().find_map(read))
     }
 
@@ -396,7 +398,7 @@ impl Remains {
     /// The contents of the committed generation's record, taken from its snapshot.
     fn record_of_snapshot(&self, superblock: &Superblock) -> Option<GenerationRecord> {
         let is_own = superblock.layout == self.layout;
-        let directory = is_own.then(|| prepare::read_directory(&self.media, superblock).ok());
+        let directory = is_own.then(|| read_directory(&self.media, superblock).ok());
         directory.flatten().map(|directory| directory.record())
     }
 
@@ -518,7 +520,7 @@ fn identify(media: &Media) -> Result<(Media, ImageLayout)> {
             copies.newest().map(|superblock| (superblock.layout, superblock.namespace));
         places.push(of_superblock.map_or_else(|| first_chunk(media, given as u16), Ok)?);
     }
-    let order = prepare::order_of(&places).ok_or_else(|| {
+    let order = order_of(&places).ok_or_else(|| {
         let message = "the namespaces are not those of one whole image";
         Error::new(ErrorKind::InvalidArgument, message)
     })?;

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::tokenizer::GivenTokenizer;
 use super::write_behind::PIECE_BYTES;
+use crate::import::bad_entries::{BadEntries, no_samples};
 use crate::import::checked::{Checked, Checks};
 use crate::import::checkpoint::{Points, listed_objects};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Restored, Streamed};
@@ -18,8 +19,7 @@ use crate::import::formats::{self, Encoder, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
-    BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
-    source_options, stopped,
+    ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, source_options, stopped,
 };
 use crate::import::prepare::{self, ImportState};
 use crate::import::sources::expansion::Expansion;

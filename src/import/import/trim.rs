@@ -7,10 +7,12 @@
 
 use std::ops::Range;
 
+use crate::import::committed::Current;
+use crate::import::discard::void_other_copy;
 use crate::import::edit::Edit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::prepare::{self, Current, void_other_copy};
+use crate::import::prepare::has_unfinished_import;
 use dlfs_base::Result;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::{ImageLayout, Space};
@@ -52,7 +54,7 @@ pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()
 /// # Errors
 /// Errors of reading, and of the file systems.
 pub(super) fn is_trim_left(edit: &Edit) -> Result<bool> {
-    if !edit.media.can_grow() || prepare::has_unfinished_import(&edit.media, &edit.current)? {
+    if !edit.media.can_grow() || has_unfinished_import(&edit.media, &edit.current)? {
         return Ok(false);
     }
     let space = if is_of_purge(&edit.current.directory) {

@@ -31,19 +31,25 @@
 //!   block, and only its first 128 bytes change. The new head depends only on data that the record covers, so
 //!   rewriting it twice gives the same bytes.
 //! - A plan to append has a mark on each namespace from the beginning. Any other change of the image removes
-//!   the marks (`../prepare.rs`), under the lease of each namespace, so no part writes to cells that this change
+//!   the marks (`../discard.rs`), under the lease of each namespace, so no part writes to cells that this change
 //!   uses.
 //!
 //! [`filling`] writes shards while they are read for training, without a plan.
 //!
-//! Read `plan_file.rs` first; then `sourced.rs` for parts from sources, and `written.rs` for parts from programs.
+//! Read `plan_file.rs` first; then `sourced.rs` for parts from sources, and for parts from programs `write_plan.rs`,
+//! `part_writer.rs` and `written.rs`.
 
+mod commit;
 pub mod filling;
+mod part_writer;
 mod plan_file;
+mod source_plan;
 mod sourced;
+mod write_plan;
 mod written;
 
+pub use part_writer::{Output, PartPlace, PartWriter};
 pub use sourced::{PartReport, PlanReport, commit_import, import_part, plan_import};
-pub use written::{Output, PartPlace, PartWriter, WritePlan};
+pub use write_plan::WritePlan;
 
 pub use crate::import::written_part::WrittenPart;

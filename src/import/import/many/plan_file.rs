@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The head is a block as in `../block.rs`: the properties of the image, its parts, and offset and hash of each
-//! piece. Only plans of parts from sources have pieces: see `sourced.rs`.
+//! piece. Only plans of parts from sources have pieces: see `source_plan.rs`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -15,10 +15,11 @@
 //! - Memory does not grow with the number of bytes: it holds two windows, and a few chunks. It grows with the
 //!   number of samples, for fingerprints of their names and for the directory at the end.
 //!
-//! Read this file first, then `placing.rs`, which has the window and the thread.
+//! Read this file first, then `window.rs`, and `placing.rs`, which has the thread.
 
 mod options;
 mod placing;
+mod window;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -34,7 +35,8 @@ pub(super) use placing::{Placer, Started, Thread, check};
 
 use crate::import::device::open_for_import;
 use crate::import::options::other_fields;
-use crate::import::writer::placing::{Window, Work};
+use crate::import::writer::placing::Work;
+use crate::import::writer::window::Window;
 use crate::import::written_part::WrittenPart;
 use dlfs_base::process::Forked;
 use dlfs_base::units::{SampleId, Slot};

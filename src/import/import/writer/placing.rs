@@ -1,5 +1,5 @@
-//! The thread of a writer: it opens the image, places full windows in chunks, and commits. A window is samples in
-//! memory that are placed together.
+//! The thread of a writer: it opens the image, places full windows in chunks, and commits. `window.rs` has the windows:
+//! samples in memory that are placed together.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare::{self, ImportState};
 use crate::import::writer::options::{Windows, WriteOrder, WriteReport, WriterOptions};
+use crate::import::writer::window::Window;
 use dlfs_base::error::invalid;
-use dlfs_base::units::{Generation, SampleId, Slot};
+use dlfs_base::units::{Generation, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::builder::encode_fields;
-use dlfs_format::format::columns::{ColumnSpec, ColumnTable, Value, check_columns};
+use dlfs_format::format::columns::{ColumnSpec, check_columns};
 use dlfs_format::format::{
-    ChunkSpec, FieldTypes, FormatError, ImageLayout, OriginsBuilder, Part, Placement, SampleMeta,
-    Uuid,
+    ChunkSpec, FieldTypes, ImageLayout, OriginsBuilder, Part, Placement, Uuid,
 };
 use dlfs_io::qpair::Device;
 
@@ -147,17 +147,21 @@ fn prepare_image(options: &WriterOptions, media: Media) -> Result<ImportState> {
     Ok(state)
 }
 
+/// The data about the image that the writer needs.
+///
+/// # Errors
+/// `InvalidArgument`: a column or field has another type than in the image.
 fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
     let image = state.current.as_ref().map(|current| current.directory.clone());
     let mut columns = columns_of(image.as_deref());
-    for own in &options.columns {
-        match columns.iter().find(|column| column.name == own.name) {
-            None => columns.push(own.clone()),
-            Some(column) if column.kind == own.kind => {}
+    for given in &options.columns {
+        match columns.iter().find(|column| column.name == given.name) {
+            None => columns.push(given.clone()),
+            Some(column) if column.kind == given.kind => {}
             Some(column) => {
                 return Err(invalid(format!(
                     "the image's column {:?} is of type {}, the writer's of {}",
-                    own.name, column.kind, own.kind
+                    given.name, column.kind, given.kind
                 )));
             }
         }
@@ -205,12 +209,12 @@ fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldT
     let Some(image) = image else { return Ok(options.field_types.clone()) };
     for (at, given) in options.field_types.iter() {
         let name = &options.fields[at];
-        let own = image.fields().iter().position(|field| field == name);
-        let own = own.and_then(|field| image.field_types().of(field));
-        if own != Some(given) {
-            let own = own.map_or("bytes, without a type".into(), |own| own.to_string());
+        let known = image.fields().iter().position(|field| field == name);
+        let known = known.and_then(|field| image.field_types().of(field));
+        if known != Some(given) {
+            let known = known.map_or("bytes, without a type".into(), |known| known.to_string());
             return Err(invalid(format!(
-                "field {} is {given}, and in the image it is {own}",
+                "field {} is {given}, and in the image it is {known}",
                 name.escape_ascii()
             )));
         }
@@ -223,8 +227,9 @@ pub(in crate::import) struct Placer<'a> {
     windows: Windows,
     /// Number of windows so far.
     count: u64,
-    /// The first id, and the next id.
+    /// The id of the writer's first sample.
     first: u64,
+    /// The id of the next sample.
     next: u64,
     /// The number of bytes of all samples.
     pub(in crate::import) sample_bytes: u64,
@@ -264,6 +269,7 @@ impl<'a> Placer<'a> {
         }
     }
 
+    /// Places the samples of a window, in the writer's order.
     fn place(&mut self, window: &Window) -> Result<()> {
         let count = window.len() as u64;
         match self.windows.order {
@@ -314,94 +320,3 @@ fn discarded() -> Error {
 
 /// Marks a journal that no source can resume: "written!" in ASCII.
 const FINGERPRINT: u64 = u64::from_be_bytes(*b"written!");
-
-/// Samples in the order in which they were written: name and record of each, contiguous in memory.
-#[derive(Debug)]
-pub(in crate::import) struct Window {
-    bytes: Vec<u8>,
-    rows: Vec<Row>,
-    values: ColumnTable,
-}
-
-#[derive(Debug)]
-struct Row {
-    id: SampleId,
-    label: Option<i64>,
-    name_start: usize,
-    record_start: usize,
-    record_len: u32,
-}
-
-impl Window {
-    /// An empty window, with memory for `len_bytes`.
-    pub(super) fn new(columns: &[ColumnSpec], len_bytes: usize) -> Window {
-        // The memory of a larger window grows as samples arrive.
-        let bytes = Vec::with_capacity(len_bytes.min(MAX_RESERVED_BYTES));
-        Window { bytes, rows: Vec::new(), values: ColumnTable::new(columns) }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Bytes that the window takes, without the values of typed columns.
-    pub(super) fn len_bytes(&self) -> usize {
-        self.bytes.len() + self.rows.len() * size_of::<Row>()
-    }
-
-    /// Adds a sample whose record, of `len` bytes, is the concatenation of `parts`.
-    ///
-    /// # Errors
-    /// The name, label or values are not valid in an image. The sample is not added.
-    pub(super) fn push<'p, 'v>(
-        &mut self,
-        (id, name, label): (SampleId, &[u8], Option<i64>),
-        len: u32,
-        parts: impl Iterator<Item = &'p [u8]>,
-        value: impl FnMut(&ColumnSpec) -> Value<'v>,
-    ) -> Result<(), FormatError> {
-        let at = self.rows.len();
-        self.values.push(value);
-        let meta = SampleMeta { id, name, label, values: self.values.row(at) };
-        if let Err(error) = meta.check() {
-            self.values.truncate(at);
-            return Err(error);
-        }
-        let name_start = self.bytes.len();
-        self.bytes.extend_from_slice(name);
-        let record_start = self.bytes.len();
-        parts.for_each(|part| self.bytes.extend_from_slice(part));
-        assert_eq!(self.bytes.len() - record_start, len as usize, "the length was counted");
-        self.rows.push(Row { id, label, name_start, record_start, record_len: len });
-        Ok(())
-    }
-
-    /// The metadata of sample number `at` of this window.
-    pub(super) fn meta(&self, at: usize) -> SampleMeta<'_> {
-        let row = &self.rows[at];
-        SampleMeta {
-            id: row.id,
-            name: &self.bytes[row.name_start..row.record_start],
-            label: row.label,
-            values: self.values.row(at),
-        }
-    }
-
-    /// The record of sample number `at` of this window.
-    pub(super) fn record(&self, at: usize) -> &[u8] {
-        let row = &self.rows[at];
-        &self.bytes[row.record_start..][..row.record_len as usize]
-    }
-
-    /// Removes all samples. Keeps memory for at most twice `len_bytes`, the length of a usual window: frees what an
-    /// unusually large sample took.
-    pub(super) fn clear(&mut self, len_bytes: usize) {
-        self.bytes.clear();
-        self.bytes.shrink_to(len_bytes.saturating_mul(2));
-        self.rows.clear();
-        self.values.clear();
-    }
-}
-
-/// Upper limit of the memory reserved for an empty window.
-const MAX_RESERVED_BYTES: usize = 256 << 20;

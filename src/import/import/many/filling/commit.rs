@@ -1,14 +1,15 @@
 //! The commit of a filled image: it writes the headers of all chunks, and makes them one generation.
 
 use crate::import::columns::columns_of;
-use crate::import::commit::{self, once};
+use crate::import::commit::commit as commit_generation;
+use crate::import::committed::free_space;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
+use crate::import::many::commit::once;
 use crate::import::many::filling::filled::{Filled, FilledChunk};
 use crate::import::many::filling::state::{ImageState, open_for_writing, read_state};
 use crate::import::media::Media;
 use crate::import::options::ImportOptions;
-use crate::import::prepare;
 use crate::import::read_back::check_heads;
 use crate::import::trim::trim;
 use dlfs_base::buf::IoBuf;
@@ -53,11 +54,11 @@ pub fn commit(
         let chunks = (0..).zip(counts).map(|(shard, count)| filled.shard(shard, count));
         let chunks = chunks.collect::<Option<Vec<_>>>().ok_or_else(|| missing(image))?.concat();
         let made = write_headers(&media, &leases, journal, &chunks, &directory)?;
-        let mut space = prepare::free_space(&media, &journal.layout, None);
+        let mut space = free_space(&media, &journal.layout, None);
         for (namespace, lane) in (0..).zip(&prepared.lanes) {
             space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
         }
-        commit::commit(&media, &leases, made, &mut space)
+        commit_generation(&media, &leases, made, &mut space)
     })?;
     trim(&media, &done, &leases[0]) // frees records, and attempts that do not count
 }

@@ -1,0 +1,70 @@
+//! The errors for entries of a source that cannot be imported, with hints how to import them.
+
+use std::fmt;
+
+use crate::import::sources::file_counts::FileCounts;
+use crate::import::sources::{BadEntry, BadReason, FileCount, SourceKind};
+use dlfs_base::{Error, ErrorKind};
+
+/// All entries that prevent an import. Displayed one per line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadEntries(pub Vec<BadEntry>);
+
+impl fmt::Display for BadEntries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, entry) in self.0.iter().take(MOST_SHOWN).enumerate() {
+            let separator = if at == 0 { "" } else { "\n    " };
+            write!(f, "{separator}{entry}")?;
+        }
+        match self.0.len().saturating_sub(MOST_SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\n    and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for BadEntries {}
+
+impl BadEntries {
+    /// The error that lists these entries.
+    pub(crate) fn into_error(self) -> Error {
+        let hint = self.way().unwrap_or("repair them, or leave them out with --on-error skip");
+        let text = format!("{} entries of the source cannot be imported", self.0.len());
+        Error::new(ErrorKind::BadSource, text).hint(hint).source(self)
+    }
+
+    /// A hint how to import the entries, if there is a way.
+    fn way(&self) -> Option<&'static str> {
+        // Of the hints for several entries, the one with the lowest number is shown.
+        let way = |bad: &BadEntry| match bad.reason {
+            BadReason::ComesAgain => Some((0, COMES_AGAIN_WAY)),
+            BadReason::OtherHost => Some((1, OTHER_HOST_WAY)),
+            BadReason::InStream(_) => Some((2, IN_STREAM_WAY)),
+            BadReason::TwiceInFolders => Some((3, TWICE_WAY)),
+            _ => None,
+        };
+        self.0.iter().filter_map(way).min().map(|(_, way)| way)
+    }
+}
+
+/// Hints how to import entries that are bad otherwise.
+const COMES_AGAIN_WAY: &str = "--spool DIR reads a stream as a file, where the later member of a name counts; \
+                               copy objects of a store here first";
+const OTHER_HOST_WAY: &str = "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may \
+                              name beside its own";
+const IN_STREAM_WAY: &str = "--spool DIR reads a stream as a file, which may have such members; copy objects of a \
+                             store here first, or leave such members out with --on-error skip";
+const TWICE_WAY: &str = "--prefix puts the folder or list in front of each name";
+
+/// Maximum number of bad entries that an error lists.
+const MOST_SHOWN: usize = 20;
+
+/// The error for a source without any importable sample. `counts` tells the treatment of its files.
+pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
+    if !bad.is_empty() {
+        let bad = BadEntries(bad);
+        let hint = bad.way().unwrap_or("repair them: without them there is no sample");
+        return bad.into_error().hint(hint);
+    }
+    FileCounts(counts.to_vec()).of_no_sample(kind)
+}
