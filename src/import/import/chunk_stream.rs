@@ -31,12 +31,14 @@ use dlfs_format::format::{
 
 /// Chunks that are written as they fill.
 pub(super) struct ChunkStream<'a> {
+    /// The image, and the journal.
     pub(super) state: &'a ImportState,
     lease: &'a Lease,
     /// The properties of the next chunk.
     pub(super) spec: ChunkSpec,
     /// The chunks whose writes are in flight, by first slot.
     pub(super) writes: WriteBehind<Slot>,
+    /// The free cells.
     pub(super) space: Space,
     /// The directory of the generation that is committed at the end. `None`: a separate commit adds the chunks.
     builder: Option<Box<DirectoryBuilder>>,
@@ -44,27 +46,24 @@ pub(super) struct ChunkStream<'a> {
     pub(super) heads: Vec<ChunkHead>,
     /// The slot after the last complete chunk.
     closed_slot: Slot,
+    /// The chunk that is being filled; `None`: the next sample begins one.
     open: Option<ChunkBuilder>,
     /// Set if there was no room for a chunk.
     pub(super) is_full: bool,
+    /// Number of the next chunk in the generation.
     pub(super) sequence: u64,
+    /// Chunks that a resumed import has found on the media.
     pub(super) found: u64,
+    /// Bytes written, by purpose.
     pub(super) media: MediaUse,
+    /// Bytes written since the last flush.
     unflushed_bytes: u64,
     /// Set if a file may have been made longer than needed.
     is_longer: bool,
 }
 
-/// The bytes of a sample, as a length and a function that supplies them.
-pub(super) struct NewRecord<'r> {
-    /// The length in bytes.
-    pub(super) len: u32,
-    /// Supplies all bytes in order, in pieces, to the function it gets. Called once. Returns that function's
-    /// errors and its own; the part of the sample that was written before an error is useless.
-    pub(super) give: &'r mut Give<'r>,
-}
-
-/// Passes bytes, in pieces, to the function that it gets.
+/// Passes all bytes of a sample, in order and in pieces, to the function that it gets. Is called once. Returns that
+/// function's errors, and those of reading the sample; bytes that were written before an error are useless.
 type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
 
 /// Result of a stream of chunks.
@@ -158,29 +157,34 @@ impl<'a> ChunkStream<'a> {
         Ok(self.writes.oldest().copied().unwrap_or(self.closed_slot))
     }
 
-    /// Adds the sample of the next slot.
+    /// Adds the sample of the next slot, of `len` bytes, which `give` supplies.
     ///
     /// # Errors
-    /// Errors of writing: what was written is useless then. A name or value that no image can have.
-    pub(super) fn push(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
+    /// Errors of writing, and of `give`: what was written is useless then. A name or value that no image can have.
+    pub(super) fn push(
+        &mut self,
+        meta: &SampleMeta<'_>,
+        len: u32,
+        give: &mut Give<'_>,
+    ) -> Result<()> {
         loop {
             let chunk = self.open()?;
-            match chunk.fit(meta, record.len) {
+            match chunk.fit(meta, len) {
                 Fit::Here => {
-                    let space = chunk.space(record.len);
+                    let space = chunk.space(len);
                     let mut at = 0;
-                    (record.give)(&mut |bytes| {
+                    give(&mut |bytes| {
                         space[at..at + bytes.len()].copy_from_slice(bytes);
                         at += bytes.len();
                         Ok(())
                     })?;
-                    chunk.add(meta, record.len)?;
-                    self.writes.has_read(record.len as usize);
+                    chunk.add(meta, len)?;
+                    self.writes.has_read(len as usize);
                     return Ok(());
                 }
                 Fit::NextChunk => self.finish_chunk()?,
                 Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
-                Fit::Oversize => return self.push_oversize(meta, record),
+                Fit::Oversize => return self.push_oversize(meta, len, give),
             }
         }
     }
@@ -226,10 +230,14 @@ impl<'a> ChunkStream<'a> {
     }
 
     /// Writes a sample that has its own chunk: first its bytes as they arrive, then the header.
-    fn push_oversize(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
+    fn push_oversize(
+        &mut self,
+        meta: &SampleMeta<'_>,
+        len: u32,
+        give: &mut Give<'_>,
+    ) -> Result<()> {
         self.open = None;
         let slot = self.closed_slot;
-        let NewRecord { len, give } = record;
         let spec = self.spec.clone();
         let header = |sums: &RecordSums, location| {
             ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
@@ -284,6 +292,7 @@ impl<'a> ChunkStream<'a> {
         Ok(location)
     }
 
+    /// The location of the next chunk, in these cells.
     fn location(&self, CellRange { namespace, cell, .. }: CellRange) -> ChunkLocation {
         let time_ns = self.state.journal.time_ns;
         ChunkLocation { sequence: self.sequence, time_ns, namespace, cell }
@@ -334,6 +343,10 @@ impl<'a> ChunkStream<'a> {
         Ok(())
     }
 
+    /// Forgets chunks whose writes have ended.
+    ///
+    /// # Errors
+    /// The first failure of a write or flush.
     fn take_ended(&mut self) -> Result<()> {
         // Check flushes first: the errors of writes that were in flight during a failed flush only say that
         // they were cancelled.
@@ -477,17 +490,17 @@ impl ChunkStream<'_> {
             if header.samples().any(|sample| sample.purged || sample.id.0 != sample.slot.0) {
                 return Ok(None);
             }
-            let own = ChunkSpec {
+            let found = ChunkSpec {
                 fields: header.fields().map(<[u8]>::to_vec).collect(),
                 field_types: header.field_types().clone(),
                 columns: header.columns().cloned().collect(),
                 ..self.spec.clone()
             };
             // All chunks of an import have the same fields and columns.
-            if !std::mem::take(&mut is_first) && self.spec != own {
+            if !std::mem::take(&mut is_first) && self.spec != found {
                 return Ok(None);
             }
-            self.spec = own;
+            self.spec = found;
             for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
                 restored.names.insert(xxh3_128(sample.name));
                 seen(sample.name);
@@ -512,8 +525,7 @@ impl ChunkStream<'_> {
                 };
                 let SampleEntry { id, name, label, values, .. } = sample;
                 let meta = SampleMeta { id, name, label, values };
-                let record = NewRecord { len: sample.len_bytes, give: &mut |take| take(record) };
-                self.push(&meta, record)?;
+                self.push(&meta, sample.len_bytes, &mut |take| take(record))?;
             }
         }
         restored.fields = self.spec.fields.clone();

@@ -1,4 +1,7 @@
 //! An import, from opening the source to the commit.
+//!
+//! A source with an index is imported here, by passes of several threads (`pass.rs`). Other sources are streams: see
+//! `streamed.rs`.
 
 use std::fs::File;
 use std::io::Read;
@@ -65,10 +68,10 @@ pub fn import(
     };
     let result = open_for_import(image, options.onto, connect, calls, &mut created)
         .and_then(|devices| run(source, devices, options, progress));
-    let goes = |error: &Error| {
+    let is_useless = |error: &Error| {
         error.kind() == ErrorKind::BadSource || created.iter().all(|path| is_blank(path))
     };
-    if result.as_ref().is_err_and(goes) {
+    if result.as_ref().is_err_and(is_useless) {
         remove(&created);
     }
     result
@@ -99,10 +102,17 @@ pub fn import_onto(
 
 /// An indexed source, or streams that are imported while they are read.
 pub(super) enum OpenSource {
+    /// All entries are known.
     Indexed(Box<Source>),
+    /// Entries become known as the streams are read, once.
     Streams(Box<Found>),
 }
 
+/// Finds and opens the sources of an import onto the image at `image`, whose files are no samples.
+///
+/// # Errors
+/// `BadSource`: some entries cannot be imported, and the options do not allow to leave them out. `InvalidArgument`: the
+/// options do not fit the source. Errors of opening.
 pub(super) fn open_source(
     sources: &[PathBuf],
     image: &[Address],
@@ -118,7 +128,7 @@ pub(super) fn open_source(
     let source_options = source_options(options, files.collect());
     let indexing = &mut Indexing::new(progress, &source_options);
     let are_objects = objects::are_objects(sources, source_options.kind)?;
-    let found = look(sources, are_objects, options, indexing)?;
+    let found = find_sources(sources, are_objects, options, indexing)?;
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
     let are_shards = are_objects && !found.files.is_empty();
     if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
@@ -132,7 +142,7 @@ pub(super) fn open_source(
 }
 
 /// Detects the kind of an import's sources. `are_objects`: they are objects of stores.
-pub(super) fn look(
+pub(super) fn find_sources(
     sources: &[PathBuf],
     are_objects: bool,
     options: &ImportOptions,
@@ -177,6 +187,7 @@ fn all_bad(source: &Source) -> Vec<BadEntry> {
     bad
 }
 
+/// Imports an open source onto open namespaces.
 fn run(
     source: OpenSource,
     devices: Vec<Arc<dyn Device>>,
@@ -193,7 +204,7 @@ fn run(
             return lease.explain(result);
         }
     };
-    match ready(source, columns, media, lease, options, progress)? {
+    match prepare_import(source, columns, media, lease, options, progress)? {
         Err(report) => Ok(report),
         Ok(mut import) => {
             let result = import.run(progress);
@@ -203,7 +214,7 @@ fn run(
 }
 
 /// Inspects source and image, and decides what to write. The inner error: the report of an import that is complete.
-pub(super) fn ready<'a>(
+pub(super) fn prepare_import<'a>(
     mut source: Source,
     columns: Option<ColumnFile>,
     media: Media,
@@ -278,6 +289,7 @@ fn drop_bad(source: &mut Source, bad: BadRows, options: &ImportOptions) -> Resul
 /// An import in progress.
 pub(super) struct Import<'a> {
     pub(super) source: Source,
+    /// The image, and the journal.
     pub(super) state: ImportState,
     options: &'a ImportOptions,
     pub(super) lease: Lease,
@@ -290,11 +302,12 @@ pub(super) struct Import<'a> {
 }
 
 impl Import<'_> {
+    /// Writes and commits, again without the bad rows as long as reading finds some.
     fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
         let mut used: Vec<CellRange> = Vec::new();
         loop {
             self.size_part()?;
-            match self.round(&mut used, progress)? {
+            match self.write_and_commit(&mut used, progress)? {
                 Ok(report) => return Ok(report),
                 Err(bad) => drop_bad(&mut self.source, bad, self.options)?,
             }
@@ -302,6 +315,9 @@ impl Import<'_> {
     }
 
     /// Sets the size of the part to the current number of rows of the source.
+    ///
+    /// # Errors
+    /// `BadSource`: there are no rows.
     pub(super) fn size_part(&mut self) -> Result<()> {
         let samples = self.source.index().len();
         let part = &mut self.state.journal.part;
@@ -317,8 +333,9 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Writes and commits everything. The inner error is the rows that cannot be read.
-    fn round(
+    /// Writes and commits everything. The inner error is the rows that cannot be read. `used`: the cells that the last
+    /// call used; set to those of this call.
+    fn write_and_commit(
         &self,
         used: &mut Vec<CellRange>,
         progress: &mut dyn Progress,
@@ -351,7 +368,7 @@ impl Import<'_> {
             media: &self.state.media,
             lease: &self.lease,
             threads: self.options.reader_threads,
-            look: self.state.resumed,
+            may_exist: self.state.resumed,
             skip_chunks: 0,
             only_check: false,
         };
@@ -392,11 +409,12 @@ impl Import<'_> {
         }))
     }
 
-    /// Maps fields and classes of the source to those of the image.
+    /// Maps fields and classes of the source to those of the image. Returns the rows, the properties of all chunks, and
+    /// the names of the image's classes.
     pub(super) fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
         let index = self.source.index();
         let journal = &self.state.journal;
-        let own_fields = || match &index.fields[..] {
+        let given_fields = || match &index.fields[..] {
             [only] if only.is_empty() => Vec::new(),
             fields => fields.to_vec(),
         };
@@ -404,7 +422,7 @@ impl Import<'_> {
         let mut classes = self.options.numbered(directory)?;
         let (fields, field_types) = match directory {
             Some(directory) => (directory.fields().to_vec(), directory.field_types().clone()),
-            None => (own_fields(), self.typing.types()),
+            None => (given_fields(), self.typing.types()),
         };
         let class_numbers = index.classes.iter().map(|class| {
             let known = classes.iter().position(|known| known == class);
@@ -414,7 +432,7 @@ impl Import<'_> {
             }) as i64
         });
         let class_numbers = class_numbers.collect();
-        let source_fields = match_fields(&fields, &own_fields(), index)?;
+        let source_fields = match_fields(&fields, &given_fields(), index)?;
         let columns = match &self.columns {
             Some(given) => given.join(directory),
             None => columns_of(directory),
@@ -455,21 +473,26 @@ impl Import<'_> {
 /// Number of names between two progress reports while the directory is built.
 const NAMES_PER_STEP: u64 = 1 << 16;
 
-/// For each field of the image, the number of the source's field with that name.
-fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
-    let foreign = own.iter().find(|field| !image.contains(field));
-    if foreign.is_some() || image.is_empty() != own.is_empty() {
-        return Err(other_fields("source", own, image));
+/// For each field of the image, the index of the source's field with that name. `given`: the fields of the source, of
+/// which there are none if the only one has no name.
+///
+/// # Errors
+/// `InvalidArgument`: the source has fields that the image lacks.
+fn match_fields(image: &[Vec<u8>], given: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
+    let foreign = given.iter().find(|field| !image.contains(field));
+    if foreign.is_some() || image.is_empty() != given.is_empty() {
+        return Err(other_fields("source", given, image));
     }
     if image.is_empty() {
         return Ok(vec![Some(0)]);
     }
     let number = |field: &Vec<u8>| {
-        index.fields.iter().position(|own| own == field).and_then(|at| u16::try_from(at).ok())
+        index.fields.iter().position(|other| other == field).and_then(|at| u16::try_from(at).ok())
     };
     Ok(image.iter().map(number).collect())
 }
 
+/// The report of an import that was complete already.
 fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
     let current = state.current.as_ref().expect("what is done is committed");
     let directory = &current.directory;
@@ -484,7 +507,7 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
     }
 }
 
-/// The report of an import of all rows of `source` that has written nothing.
+/// The report of an import of all rows of `source`, without the counts of chunks and bytes on media.
 fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock]) -> ImportReport {
     let index = source.index();
     ImportReport {

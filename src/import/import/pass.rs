@@ -50,7 +50,7 @@ pub(super) struct Pass<'a> {
     /// Number of threads; 0: chosen here.
     pub(super) threads: usize,
     /// Set if chunks may be on the media already.
-    pub(super) look: bool,
+    pub(super) may_exist: bool,
     /// Chunks below this number are on the media and need no check.
     pub(super) skip_chunks: u64,
     /// Set to only read the source, and list bad rows.
@@ -72,7 +72,7 @@ pub(super) struct Outcome {
     durable_chunks: u64,
 }
 
-/// Rows that cannot be imported.
+/// Rows that cannot be imported, by their numbers.
 pub(super) type BadRows = Vec<(u64, BadEntry)>;
 
 impl Pass<'_> {
@@ -144,7 +144,7 @@ impl Pass<'_> {
         // Without digests, all written chunks are read back.
         let mut unread = !self.media.checks_writes();
         let mut looks = 0;
-        self.look = true;
+        self.may_exist = true;
         loop {
             if connection_lost || unread {
                 self.skip_chunks = if unread { 0 } else { outcome.durable_chunks };
@@ -178,6 +178,7 @@ impl Pass<'_> {
         }
     }
 
+    /// The number of threads of the pass.
     fn num_threads(&self) -> usize {
         // More threads than processors, since some wait for the source's disk.
         let processors = || std::thread::available_parallelism().map_or(2, usize::from);
@@ -198,8 +199,16 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// A message from a thread to the collector: a chunk, its header, and whether it was found on the media; or bad rows.
-type Event = Result<(ChunkLayout, Box<ChunkHeader>, bool), BadRows>;
+/// A message from a thread to the collector: a chunk that is on the media, or bad rows.
+type Event = Result<DoneChunk, BadRows>;
+
+/// A chunk that is on the media.
+struct DoneChunk {
+    chunk: ChunkLayout,
+    header: Box<ChunkHeader>,
+    /// Set if the chunk was found there; otherwise it was written.
+    found: bool,
+}
 
 /// State that all threads share.
 struct Shared<'a> {
@@ -217,21 +226,30 @@ struct Shared<'a> {
 /// Puts headers in order, and counts them.
 struct Collector<'a, 'b> {
     shared: &'a Shared<'a>,
+    /// The directory to which headers are added, if there is one.
     builder: Option<&'b mut DirectoryBuilder>,
     progress: &'b mut dyn Progress,
+    /// The channel for flushes.
     channel: Channel,
+    /// Headers that came before an earlier one, by the index of their chunk in the pass.
     waiting: BTreeMap<u64, ChunkHeader>,
+    /// Index of the next chunk in order.
     next: u64,
+    /// Bytes written since the last flush.
     unflushed_bytes: u64,
     outcome: Outcome,
 }
 
 impl Collector<'_, '_> {
+    /// Handles a message.
+    ///
+    /// # Errors
+    /// `Interrupted`: `progress` asked to stop. Errors of flushes, and of the directory.
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
             Err(bad) => self.outcome.bad.extend(bad),
-            Ok((chunk, header, found)) => {
-                self.take_chunk(&chunk, *header, found)?;
+            Ok(done) => {
+                self.take_chunk(done)?;
                 self.flush_periodically()?;
             }
         }
@@ -241,17 +259,18 @@ impl Collector<'_, '_> {
         Ok(())
     }
 
-    fn take_chunk(&mut self, chunk: &ChunkLayout, header: ChunkHeader, found: bool) -> Result<()> {
+    /// Counts a chunk, and adds the headers that are next in order to the directory.
+    fn take_chunk(&mut self, DoneChunk { chunk, header, found }: DoneChunk) -> Result<()> {
         let bytes = header.samples().map(|sample| u64::from(sample.len_bytes)).sum();
         self.progress.advance(u64::from(chunk.num_slots), bytes);
         self.outcome.chunks += 1;
         self.outcome.found += u64::from(found);
         self.unflushed_bytes += if found { 0 } else { header.head().len_bytes() };
         // In an import by many, a part has only some of the generation's chunk numbers, in ascending order. So
-        // a chunk's place in the pass is found by its number.
+        // the index of a chunk in the pass is found by the chunk's number.
         let before = |other: &ChunkLayout| other.sequence < chunk.sequence;
-        let place = self.shared.pass.chunks.partition_point(before) as u64;
-        self.waiting.insert(place, header);
+        let index = self.shared.pass.chunks.partition_point(before) as u64;
+        self.waiting.insert(index, *header);
         while let Some(header) = self.waiting.remove(&self.next) {
             if let Some(builder) = &mut self.builder {
                 builder.add_chunk(&header)?;
@@ -261,6 +280,8 @@ impl Collector<'_, '_> {
         Ok(())
     }
 
+    /// Flushes all namespaces if many bytes were written since the last flush. A lost connection is only noted: the
+    /// chunks are checked at the end.
     fn flush_periodically(&mut self) -> Result<()> {
         if self.unflushed_bytes < FLUSH_EVERY_BYTES {
             return Ok(());
@@ -276,6 +297,10 @@ impl Collector<'_, '_> {
         Ok(())
     }
 
+    /// Returns the result of the pass.
+    ///
+    /// # Errors
+    /// `Internal`: a chunk is missing.
     fn finish(mut self) -> Result<Outcome> {
         let pass = self.shared.pass;
         let planned = pass.chunks.len() as u64;
@@ -295,7 +320,7 @@ impl Collector<'_, '_> {
 struct Task {
     chunk: ChunkLayout,
     /// Set if the chunk may be on the media already.
-    look: bool,
+    may_exist: bool,
     /// The last retry delay; `None` before the first failure.
     pause: Option<Backoff>,
 }
@@ -317,9 +342,11 @@ struct Worker<'p, 'a> {
     shared: &'p Shared<'a>,
     events: Sender<Event>,
     reader: SourceReader<'a>,
+    /// The chunks in flight.
     writes: WriteBehind<(Task, ChunkHeader)>,
-    /// The lengths of the fields of the last row.
+    /// The lengths of the fields of the last row; `None`: the row lacks the field.
     lens: Vec<Option<u64>>,
+    /// The rows of the next slots.
     ahead: RowsAhead,
     /// Chunks to retry.
     again: VecDeque<Task>,
@@ -352,6 +379,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         made.and(caught(WHO, || drop(self)))
     }
 
+    /// Starts tasks while there is room for their writes, and reports chunks whose writes have ended.
     fn make_all(&mut self) -> Result<()> {
         while !self.shared.stop.load(Ordering::Relaxed) {
             while let Some(((task, header), ended)) = self.writes.ended() {
@@ -373,15 +401,17 @@ impl<'p, 'a> Worker<'p, 'a> {
         Ok(())
     }
 
+    /// The next chunk to build: first those to retry.
     fn next_task(&mut self) -> Option<Task> {
         if let Some(task) = self.again.pop_front() {
             return Some(task);
         }
         let next = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let chunk = *self.shared.pass.chunks.get(next)?;
-        Some(Task { chunk, look: self.shared.pass.look, pause: None })
+        Some(Task { chunk, may_exist: self.shared.pass.may_exist, pause: None })
     }
 
+    /// Builds a chunk up to the submission of its writes; only reads it once a bad row was found.
     fn start(&mut self, task: Task) -> Result<()> {
         if self.shared.only_check.load(Ordering::Relaxed) {
             let bad = self.check(&task.chunk);
@@ -417,16 +447,18 @@ impl<'p, 'a> Worker<'p, 'a> {
             return Err(error);
         }
         self.shared.connection_lost.store(true, Ordering::Relaxed);
-        task.look = true;
+        task.may_exist = true;
         self.again.push_back(task);
         Ok(())
     }
 
+    /// Reports a chunk that is on the media.
     fn made(&self, chunk: ChunkLayout, header: ChunkHeader, found: bool) {
         self.shared.pass.media.retry_budget.progressed();
-        self.tell(Ok((chunk, header.into(), found)));
+        self.tell(Ok(DoneChunk { chunk, header: header.into(), found }));
     }
 
+    /// Sends a message to the collector.
     fn tell(&self, event: Event) {
         // The collector receives events until all threads have ended.
         let _ = self.events.send(event);
@@ -436,9 +468,9 @@ impl<'p, 'a> Worker<'p, 'a> {
     ///
     /// # Errors
     /// The chunk could not be written, or read back.
-    fn build(&mut self, Task { chunk, look, .. }: &Task) -> Result<Started> {
+    fn build(&mut self, Task { chunk, may_exist, .. }: &Task) -> Result<Started> {
         self.shared.pass.lease.check()?;
-        if *look && let Some(header) = self.find(chunk)? {
+        if *may_exist && let Some(header) = self.find(chunk)? {
             return Ok(Started::Found(header));
         }
         if chunk.oversize { self.build_oversize(chunk) } else { self.build_ordinary(chunk) }
@@ -451,8 +483,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         let mut piece = vec![0; PIECE_BYTES];
         for slot in chunk.slots() {
             let row = rows.row_at(slot, placement);
-            let mut nowhere = Discard(&mut piece);
-            let read = read_in_pieces(rows, &mut self.reader, row, &mut nowhere);
+            let read = read_in_pieces(rows, &mut self.reader, row, &mut Discard(&mut piece));
             if let Err(PieceError::Bad(reason)) = read {
                 bad.push((row, rows.index.bad_row(row, reason)));
             }
@@ -460,6 +491,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         bad
     }
 
+    /// Builds a chunk of whole samples in memory, and submits its write.
     fn build_ordinary(&mut self, chunk: &ChunkLayout) -> Result<Started> {
         let Pass { rows, spec, placement, time_ns, .. } = *self.shared.pass;
         let mut builder =
@@ -534,7 +566,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             && header.samples().all(|sample| {
                 let row = rows.row_at(sample.slot, placement);
                 let meta = self.meta(sample.slot, row);
-                let same = |own| sample.values.get(own) == meta.values.get(own);
+                let same = |column| sample.values.get(column) == meta.values.get(column);
                 sample.id == meta.id
                     && sample.name == meta.name
                     && sample.label == meta.label

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::import::chunk_stream::{ChunkStream, NewRecord};
+use crate::import::chunk_stream::ChunkStream;
 use crate::import::columns::columns_of;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
@@ -69,15 +69,19 @@ fn purge_with(
 /// A purge in progress.
 struct Purge<'a> {
     edit: &'a mut Edit,
-    /// The time stamp of all generations of the purge. The first is `since`.
+    /// The time stamp of all generations of the purge.
     time_ns: u64,
+    /// The first generation of the purge.
     since: Generation,
     /// The end of the usable cells of each namespace. This limit keeps growing files short.
     ceilings: Vec<u64>,
+    /// Number of times that the ceilings were raised.
     raises: u32,
     /// Set if the last generation freed chunks. Their cells cannot be written before the next generation.
     has_freed: bool,
+    /// Chunks written.
     chunks: u64,
+    /// Bytes of the cells that the generations of the purge have freed.
     freed_bytes: u64,
 }
 
@@ -133,7 +137,7 @@ impl<'a> Purge<'a> {
             let budget = &self.edit.media.retry_budget;
             let no_room = match budget.retry(|| self.try_step(todo, progress))? {
                 Ok((done, chunks, commit)) => {
-                    self.go_on_from(commit);
+                    self.set_current(commit);
                     self.chunks += chunks;
                     self.has_freed = true;
                     return Ok(done);
@@ -146,7 +150,7 @@ impl<'a> Purge<'a> {
                 // After another generation, the cells that the last step freed can be written.
                 let budget = &self.edit.media.retry_budget;
                 let commit = budget.retry(|| self.commit(&[]))?;
-                self.go_on_from(commit);
+                self.set_current(commit);
                 self.has_freed = false;
             } else if !self.raise_ceilings() {
                 return Err(no_room);
@@ -154,7 +158,8 @@ impl<'a> Purge<'a> {
         }
     }
 
-    fn go_on_from(&mut self, commit: Commit) {
+    /// Counts the freed bytes of a committed generation, which is the current one from now on.
+    fn set_current(&mut self, commit: Commit) {
         let cell_bytes = commit.directory.layout().cell_bytes();
         let freed = commit.directory.freed().iter().map(|range| range.cells);
         self.freed_bytes += freed.sum::<u64>() * cell_bytes;
@@ -378,8 +383,7 @@ impl Rewriter<'_> {
             let SampleEntry { id, name, label, values, .. } = sample;
             let meta = SampleMeta { id, name, label, values };
             self.go_to(sample.slot)?;
-            let record = NewRecord { len: sample.len_bytes, give: &mut |take| take(record) };
-            self.chunks.push(&meta, record)?;
+            self.chunks.push(&meta, sample.len_bytes, &mut |take| take(record))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::checked::{Checked, Checks};
 use super::columns::FieldColumns;
 use super::formats::{self, RowSet, SharedOrigins};
-use super::importer::look;
+use super::importer::find_sources;
 use super::options::{ImportOptions, Progress, source_options};
 use super::sources::expansion::Expansion;
 use super::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
@@ -68,7 +68,8 @@ impl Shards {
         }
         let given = source_options(options, Vec::new());
         let are_objects = objects::are_objects(sources, given.kind)?;
-        let found = look(sources, are_objects, options, &mut Indexing::new(progress, &given))?;
+        let found =
+            find_sources(sources, are_objects, options, &mut Indexing::new(progress, &given))?;
         let source = sources.first().cloned().unwrap_or_default();
         if found.files.is_empty() || found.kind == SourceKind::List {
             let text = format!("the source is a {}, and no shards", found.kind);

@@ -13,7 +13,7 @@ use super::write_behind::PIECE_BYTES;
 use crate::import::bad_entries::{BadEntries, no_samples};
 use crate::import::checked::{Checked, Checks};
 use crate::import::checkpoint::{Points, listed_objects};
-use crate::import::chunk_stream::{ChunkStream, NewRecord, Restored, Streamed};
+use crate::import::chunk_stream::{ChunkStream, Restored, Streamed};
 use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::formats::{self, Encoder, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
@@ -37,6 +37,9 @@ use dlfs_format::format::{FieldTypes, OriginsBuilder, SampleMeta, fields};
 use dlfs_places::{Client, Object};
 
 /// Imports the streams `found` onto `media`.
+///
+/// # Errors
+/// As [`import`](crate::import::import).
 pub(super) fn run(
     found: Found,
     columns: Option<ColumnFile>,
@@ -59,7 +62,7 @@ pub(super) fn run(
     let mut judged = Judged { kind: found.kind, decided: found.decided };
     let origins = SharedOrigins::default();
     let objects = listed_objects(&found.files);
-    let again = state.resumed.then(|| found.files.clone());
+    let files_again = state.resumed.then(|| found.files.clone());
     let field_columns = OnceLock::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let expansion = Expansion::new(options.max_expansion);
@@ -88,10 +91,10 @@ pub(super) fn run(
         sample_bytes: 0,
         only_names_matter: false,
     };
-    let restored = again.as_ref().map(|files| import.restore(files, opened.shards()));
+    let restored = files_again.as_ref().map(|files| import.restore(files, opened.shards()));
     let restored = restored.transpose()?.flatten();
-    let mut source = match again.zip(restored) {
-        Some((again, restored)) => go_on(opened, again, &judged, checks, restored, expansion)?,
+    let mut source = match files_again.zip(restored) {
+        Some((files, restored)) => open_after(opened, files, &judged, checks, restored, expansion)?,
         None => placed(Checked::new(opened.samples(), checks, FieldTypes::default()), options, 0),
     };
     loop {
@@ -156,7 +159,9 @@ impl Judged {
 
 /// A source of which no sample has been read yet.
 enum Opened {
+    /// Files of rows.
     Rows(Box<RowSource>),
+    /// Archives, or TFRecords.
     Other(Box<dyn SampleStream>),
 }
 
@@ -178,7 +183,7 @@ impl Opened {
     }
 }
 
-/// Opens `files`.
+/// Opens `files`, and records their objects as origins. Corrects `judged` if the first archive shows pairs.
 fn open(
     files: Vec<FoundFile>,
     judged: &mut Judged,
@@ -207,7 +212,7 @@ fn open(
     judged.samples(inputs, fields, options, most, place, HashSet::new()).map(Opened::Other)
 }
 
-/// Samples with more bytes than this are read in pieces. No limit if types or columns need the whole sample.
+/// The limit above which a sample is read in pieces, in bytes. There is none if types or columns need the whole sample.
 fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
     let has_types = image.is_some_and(|image| image.field_types().iter().next().is_some());
     if options.field_types.is_empty() && options.field_columns.is_empty() && !has_types {
@@ -218,7 +223,7 @@ fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
 }
 
 /// Opens the samples that follow those on the media, from the position of the last point.
-fn go_on<'a>(
+fn open_after<'a>(
     opened: Opened,
     files: Vec<FoundFile>,
     judged: &Judged,
@@ -266,10 +271,13 @@ struct StreamImport<'a> {
     /// The name of the first sample, if there is a file of values.
     example: Option<Vec<u8>>,
     progress: &'a mut dyn Progress,
+    /// The chunks of the import.
     chunks: ChunkStream<'a>,
     /// The points at which the import can resume after an interruption, if it can.
     points: Option<Points>,
+    /// Samples so far.
     samples: u64,
+    /// Bytes of these samples.
     sample_bytes: u64,
     /// Set if the import has failed, and reads the rest of the stream only to list bad entries.
     only_names_matter: bool,
@@ -318,6 +326,7 @@ impl StreamImport<'_> {
         Ok(())
     }
 
+    /// Writes a sample. If its unread bytes turn out to be bad, tells `source` and leaves it out.
     fn take(&mut self, sample: &StreamSample, source: &mut dyn SampleStream) -> Result<()> {
         if self.only_names_matter {
             return Ok(());
@@ -360,7 +369,7 @@ impl StreamImport<'_> {
             }
             len => give_unread(source, len, take, &mut bad),
         };
-        let pushed = self.chunks.push(&meta, NewRecord { len, give: &mut give });
+        let pushed = self.chunks.push(&meta, len, &mut give);
         if let Some(reason) = bad {
             self.values.iter_mut().for_each(RowColumns::forget_last);
             source.reject(&sample.name, reason);
@@ -376,6 +385,7 @@ impl StreamImport<'_> {
         Ok(())
     }
 
+    /// Commits the samples.
     fn finish(
         self,
         Judged { kind, decided }: Judged,

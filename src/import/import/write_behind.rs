@@ -20,13 +20,15 @@ pub(super) struct WriteBehind<T> {
     pub(super) channel: Channel,
     /// Writes of the chunk that is being built.
     open: ChunkWrites,
-    /// Chunks whose writes have all been submitted, oldest first.
+    /// Chunks whose writes have all been submitted, oldest first. `None`: the chunk was abandoned.
     chunks: VecDeque<(Option<T>, ChunkWrites)>,
-    /// Length of a chunk's buffer, and the maximum number of chunks in flight.
+    /// Length of a chunk's buffer in bytes.
     buf_len: usize,
+    /// Maximum number of chunks in flight.
     max_chunks: usize,
-    /// Buffers for chunks. Those that are not written are given back here.
+    /// Free buffers for chunks. A caller that does not write a chunk returns the buffer here.
     pub(super) spare_bufs: Vec<IoBuf>,
+    /// Free buffers for pieces.
     spare_pieces: Vec<IoBuf>,
     /// Flushes, which belong to no chunk.
     flushes: ChunkWrites,
@@ -37,6 +39,7 @@ pub(super) struct WriteBehind<T> {
 /// Writes of a chunk.
 #[derive(Default)]
 struct ChunkWrites {
+    /// The writes in flight.
     under_way: Vec<(PendingWrite, ReturnTo)>,
     /// The first failure.
     failed: Option<Error>,
@@ -119,7 +122,7 @@ impl<T> WriteBehind<T> {
     }
 
     /// Writes a chunk of one oversize sample at an offset of a namespace: first the record, which `give` pushes, then
-    /// the header, which `header` makes of the record's checksums and which ends at `data_start`. With `look`, leaves
+    /// the header, which `header` makes of the record's checksums and which ends at `data_start`. With `may_exist`, leaves
     /// out blocks that are on the media already. Returns the header, and whether it was there. The inner error is that
     /// of `give`; what was written of the chunk is useless then.
     ///
@@ -129,7 +132,7 @@ impl<T> WriteBehind<T> {
         &mut self,
         (namespace, offset): (u16, u64),
         data_start: u64,
-        look: bool,
+        may_exist: bool,
         header: impl FnOnce(&RecordSums) -> Result<ChunkHeader, FormatError>,
         give: impl FnOnce(&mut BlockStream<'_, T>) -> Result<(), E>,
     ) -> Result<Result<(ChunkHeader, bool), E>> {
@@ -140,7 +143,7 @@ impl<T> WriteBehind<T> {
             piece: None,
             filled: 0,
             sums: RecordSums::default(),
-            look,
+            may_exist,
         };
         if let Err(error) = give(&mut stream) {
             return Ok(Err(error));
@@ -148,7 +151,7 @@ impl<T> WriteBehind<T> {
         let header = header(&stream.finish()?)?;
         let mut front = IoBuf::zeroed(data_start as usize);
         header.encode_into(&mut front);
-        let is_there = look && self.is_there(namespace, offset, &front)?;
+        let is_there = may_exist && self.is_there(namespace, offset, &front)?;
         if !is_there {
             self.write(namespace, offset, front, ReturnTo::None)?;
         }
@@ -312,12 +315,16 @@ impl<T> Drop for WriteBehind<T> {
 pub(super) struct BlockStream<'a, T> {
     writes: &'a mut WriteBehind<T>,
     namespace: u16,
+    /// Offset of the next piece on the namespace.
     offset: u64,
+    /// The piece that is being filled.
     piece: Option<IoBuf>,
+    /// Bytes of that piece that are filled.
     filled: usize,
+    /// Checksums of the bytes so far.
     sums: RecordSums,
     /// Set if blocks may be on the media already. Those are not written again.
-    look: bool,
+    may_exist: bool,
 }
 
 impl<T> PieceSink for BlockStream<'_, T> {
@@ -338,6 +345,10 @@ impl<T> PieceSink for BlockStream<'_, T> {
 }
 
 impl<T> BlockStream<'_, T> {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// Errors of writing, and of reading back.
     pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let space = self.space()?;
@@ -363,7 +374,7 @@ impl<T> BlockStream<'_, T> {
     fn write(&mut self) -> Result<()> {
         let piece = self.piece.take().expect("filled before it is written");
         let len = piece.len() as u64;
-        if !self.look || !self.writes.is_there(self.namespace, self.offset, &piece)? {
+        if !self.may_exist || !self.writes.is_there(self.namespace, self.offset, &piece)? {
             self.writes.write(self.namespace, self.offset, piece, ReturnTo::Piece)?;
         }
         self.offset += len;

@@ -12,7 +12,7 @@ use crate::import::columns::ColumnFile;
 use crate::import::commit::commit;
 use crate::import::committed::{free_space, open_base};
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::importer::{Import, OpenSource, open_source, ready};
+use crate::import::importer::{Import, OpenSource, open_source, prepare_import};
 use crate::import::lease::Lease;
 use crate::import::many::commit::{all_complete, check_stop, once};
 use crate::import::many::plan_file::{Plan, addresses};
@@ -93,7 +93,7 @@ pub fn plan_import(
         let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
         let media = prepare::in_image_order(&Media::new(devices)?)?;
         let lease = Lease::take(&media, options.lease)?;
-        match ready(*source, columns, media, lease, options, progress)? {
+        match prepare_import(*source, columns, media, lease, options, progress)? {
             Ok(import) => planned(import, plan, progress),
             Err(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
         }
@@ -208,11 +208,11 @@ pub fn import_part(
     if mark == Some(complete) {
         return Ok(report);
     }
-    let look = mark.is_some_and(|mark| mark.state != MarkState::Planned);
+    let may_exist = mark.is_some_and(|mark| mark.state != MarkState::Planned);
     let begun = Mark { state: MarkState::Begun, ..complete };
     let write_mark = |mark: &Mark| mark.write(&mut media.channel());
     let found = lease.explain(write_mark(&begun).and_then(|()| {
-        let found = write_chunks(&file, &media, &lease, look, progress)?;
+        let found = write_chunks(&file, &media, &lease, may_exist, progress)?;
         lease.check()?;
         write_mark(&complete)?;
         Ok(found)
@@ -225,7 +225,7 @@ fn write_chunks(
     file: &SourcePlan,
     media: &Media,
     lease: &Lease,
-    look: bool,
+    may_exist: bool,
     progress: &mut dyn Progress,
 ) -> Result<u64> {
     let SourcePlan { plan, chunks, .. } = file;
@@ -256,7 +256,7 @@ fn write_chunks(
             media,
             lease,
             threads: 0,
-            look,
+            may_exist,
             skip_chunks: 0,
             only_check: !bad.is_empty(),
         };

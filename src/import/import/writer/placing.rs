@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
+use crate::import::chunk_stream::{ChunkStream, Streamed};
 use crate::import::columns::columns_of;
 use crate::import::device::or_remove;
 use crate::import::lease::Lease;
@@ -299,7 +299,7 @@ impl<'a> Placer<'a> {
         let record = window.record(at);
         let len = record.len() as u32; // its length was checked to be a `u32`
         self.sample_bytes += u64::from(len);
-        self.chunks.push(&window.meta(at), NewRecord { len, give: &mut |take| take(record) })
+        self.chunks.push(&window.meta(at), len, &mut |take| take(record))
     }
 
     fn commit(self, classes: Vec<Vec<u8>>) -> Result<WriteReport> {
