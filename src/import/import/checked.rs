@@ -36,6 +36,7 @@ impl Checks<'_> {
 
 /// The samples of a stream that pass the checks, with their elements and values.
 pub(super) struct Checked<'a> {
+    /// The stream to check.
     from: Box<dyn SampleStream + 'a>,
     checks: Checks<'a>,
     /// The types of the samples that an interrupted import has written.
@@ -77,16 +78,18 @@ impl<'a> Checked<'a> {
             Some(typing) => typing,
             None => {
                 let given = &self.checks.options.field_types;
-                let is_given =
-                    |own: &FieldSpec| given.iter().any(|spec| is_named(&own.field, &spec.field));
+                let is_given = |known: &FieldSpec| {
+                    given.iter().any(|spec| is_named(&known.field, &spec.field))
+                };
                 let fields = self.from.fields();
                 let types = self.from.field_types();
-                let own = types.iter().map(|(field, kind)| FieldSpec {
+                let of_source = types.iter().map(|(field, kind)| FieldSpec {
                     field: fields[field].clone(),
                     kind: Some(kind.clone()),
                 });
-                let own: Vec<FieldSpec> = own.filter(|own| !is_given(own)).collect();
-                let specs: Vec<FieldSpec> = given.iter().cloned().chain(own).collect();
+                let of_source: Vec<FieldSpec> =
+                    of_source.filter(|known| !is_given(known)).collect();
+                let specs: Vec<FieldSpec> = given.iter().cloned().chain(of_source).collect();
                 Typing::new(&specs, fields, self.checks.image)?.with_known(&self.known_types)
             }
         };

@@ -1,17 +1,9 @@
-//! The checkpoint of an import of shards or rows from an object store: positions in the stream, so that a
-//! resume continues there.
-//!
-//! A stream is read once. The media show which samples have arrived, but not the object and offset where the
-//! next sample begins. So a block beside the journal records this position with the number of samples before
-//! it: a *point*. A resume continues at the newest point of the same journal before which every chunk is on the
-//! media with matching checksums; if there is none, it reads the stream from its beginning. If an object up to
-//! the newest point has changed, the resume is refused. A point is noted while samples arrive, and written when all
-//! chunks before it are written.
+//! The checkpoint on the media: a block beside the journal, with the newest points of an import. `points.rs` tells
+//! when points are written and used.
 //!
 //! The image's list of class names exists only after the commit. Until then the block holds the names of the classes
 //! that samples have used; a point states how many of them occur before it.
 
-use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::ops::Range;
 
@@ -23,33 +15,26 @@ use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::IntoBytes;
 
 use crate::import::block::Block;
-use crate::import::chunk_stream::ChunkStream;
-use crate::import::columns::ColumnFile;
 use crate::import::journal::Journal;
-use crate::import::options::ImportOptions;
-use crate::import::prepare::ImportState;
-use crate::import::sources::sample_stream::{SampleStream, StreamPlace};
-use crate::import::sources::{FoundFile, SourceKind};
-use dlfs_base::{Error, ErrorKind, Result};
+use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_format::format::cursor::{Cursor, put_string};
-use dlfs_places::{Client, Object};
 
 /// A place in the source, between two samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
-    /// Samples before it.
+    /// Number of samples before this point.
     pub(super) samples: u64,
     /// The place where the next sample begins.
     pub(super) place: StreamPlace,
     /// Number of classes that occur in the samples before this point.
-    classes: u64,
+    pub(super) classes: u64,
     /// Hash of all objects up to and including the one at `place`.
     objects: u64,
 }
 
 /// The content of a checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Checkpoint {
+pub(super) struct Checkpoint {
     /// Hash of the journal, and of the kind and options by which the objects are read.
     import: u64,
     /// Number of listed objects.
@@ -68,9 +53,9 @@ struct Checkpoint {
     space: String,
 }
 
-/// The objects of an import, as hashes.
+/// The objects of an import, as a hash of each.
 #[derive(Default)]
-pub(super) struct ObjectList(Vec<u64>);
+pub(super) struct ObjectList(pub(super) Vec<u64>);
 
 impl ObjectList {
     /// Adds objects, given by address, length and entity tag.
@@ -82,7 +67,7 @@ impl ObjectList {
     }
 
     /// The point after `samples` samples, which have named `classes` classes.
-    fn point(&self, samples: u64, place: StreamPlace, classes: u64) -> Point {
+    pub(super) fn point(&self, samples: u64, place: StreamPlace, classes: u64) -> Point {
         // A place behind the last object counts as a place in the last object.
         let last = place.input.min((self.0.len() as u64).saturating_sub(1));
         Point { samples, place, classes, objects: self.up_to(last).unwrap_or_default() }
@@ -94,6 +79,7 @@ impl ObjectList {
         Some(xxh3_64(objects.as_bytes()))
     }
 
+    /// The marks of all groups of objects: see [`Checkpoint`].
     fn marks(&self) -> Vec<u16> {
         let together = at_once(self.0.len() as u64) as usize; // at most the number of objects
         self.0.chunks(together).map(|objects| xxh3_64(objects.as_bytes()) as u16).collect()
@@ -102,7 +88,7 @@ impl ObjectList {
 
 impl Checkpoint {
     /// The checkpoint of the import of `journal`, which reads `objects` as `kind`. It has no point yet.
-    fn new(journal: &Journal, kind: &str, objects: &ObjectList) -> Checkpoint {
+    pub(super) fn new(journal: &Journal, kind: &str, objects: &ObjectList) -> Checkpoint {
         let import = (journal.layout.uuid, journal.generation, journal.time_ns, kind);
         Checkpoint {
             import: xxh3_64(format!("{import:?}").as_bytes()),
@@ -115,7 +101,7 @@ impl Checkpoint {
     }
 
     /// Adds a point, and the names of its classes if there are more than before. Drops all older points but one.
-    fn push(&mut self, point: Point, names: Option<Vec<u8>>) {
+    pub(super) fn push(&mut self, point: Point, names: Option<Vec<u8>>) {
         self.points.insert(0, point);
         self.points.truncate(2);
         self.names = names.unwrap_or(std::mem::take(&mut self.names));
@@ -126,7 +112,11 @@ impl Checkpoint {
     ///
     /// # Errors
     /// One of the objects up to the newest point has changed: the numbers of those among which it is.
-    fn points_of(&self, other: &Checkpoint, objects: &ObjectList) -> Result<&[Point], Range<u64>> {
+    pub(super) fn points_of(
+        &self,
+        other: &Checkpoint,
+        objects: &ObjectList,
+    ) -> Result<&[Point], Range<u64>> {
         let is_same = other.import == self.import;
         let Some(newest) = self.points.first().filter(|_| is_same) else { return Ok(&[]) };
         if self.is_at(newest, objects) {
@@ -140,6 +130,7 @@ impl Checkpoint {
         Err(at * together..(at + 1) * together)
     }
 
+    /// Returns whether the objects up to `point` are the same as when it was written.
     fn is_at(&self, point: &Point, objects: &ObjectList) -> bool {
         // If the place was behind the last object, objects may have been added there since.
         let input = point.place.input.min(self.num_objects.saturating_sub(1));
@@ -147,23 +138,23 @@ impl Checkpoint {
     }
 
     /// The names of the classes that occur before a point. `None`: they are not there.
-    fn classes_of(&self, point: &Point) -> Option<Vec<Vec<u8>>> {
+    pub(super) fn classes_of(&self, point: &Point) -> Option<Vec<Vec<u8>>> {
         let names = if point.classes == 0 { Vec::new() } else { unpacked(&self.names)? };
         names.get(..usize::try_from(point.classes).ok()?).map(<[_]>::to_vec)
     }
 
     /// The block to write at [`CHECKPOINT`].
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut tail: Vec<u8> = self.marks.iter().flat_map(|mark| mark.to_le_bytes()).collect();
         tail.extend_from_slice(&self.names);
-        let mut even = Checkpoint { space: String::new(), ..self.clone() };
-        let len = serde_json::to_vec(&even).map_or(0, |json| json.len());
-        even.space = " ".repeat(JSON_BYTES.saturating_sub(len));
-        CHECKPOINT.seal(&even, &tail).expect("two points, all marks and limited names fit")
+        let mut padded = Checkpoint { space: String::new(), ..self.clone() };
+        let len = serde_json::to_vec(&padded).map_or(0, |json| json.len());
+        padded.space = " ".repeat(JSON_BYTES.saturating_sub(len));
+        CHECKPOINT.seal(&padded, &tail).expect("two points, all marks and limited names fit")
     }
 
     /// Reads a checkpoint. `None`: there is none, or it is damaged, or another release wrote it.
-    fn parse(bytes: &[u8]) -> Option<Checkpoint> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<Checkpoint> {
         let (checkpoint, tail) = CHECKPOINT.open::<Checkpoint>(bytes).ok()??;
         let count = checkpoint.num_objects.div_ceil(at_once(checkpoint.num_objects)) as usize;
         let (marks, names) = tail.split_at_checked(2 * count)?;
@@ -178,7 +169,7 @@ fn at_once(num_objects: u64) -> u64 {
 }
 
 /// The names of classes, in Deflate. `None`: they are too long to be kept.
-fn packed(names: &[Vec<u8>]) -> Option<Vec<u8>> {
+pub(super) fn packed(names: &[Vec<u8>]) -> Option<Vec<u8>> {
     let mut all = Vec::new();
     for name in names {
         put_string(&mut all, name);
@@ -204,173 +195,17 @@ fn unpacked(packed: &[u8]) -> Option<Vec<Vec<u8>>> {
 }
 
 /// On namespace 0, between the first superblock copy and the journal.
-const CHECKPOINT: Block =
+pub(super) const CHECKPOINT: Block =
     Block { what: "checkpoint of an import", magic: *b"DLFSCKPT", at: 4 << 10, len: 12 << 10 };
 
 /// The longest JSON of two points.
 const JSON_BYTES: usize = 768;
-/// This many marks fit behind it.
+/// Maximum number of marks, which are behind the JSON.
 const MAX_MARKS: u64 = 1600;
-/// Maximum length of the names of classes behind them, in Deflate.
+/// Maximum length of the names of classes in Deflate, which are behind the marks.
 const MAX_PACKED_BYTES: usize = 8 << 10;
 /// Maximum length of a list of names. It also limits the memory for decompressing what the media hold.
 const MAX_NAMES_BYTES: usize = 1 << 20;
-
-/// The points of one import.
-pub(super) struct Points {
-    objects: ObjectList,
-    checkpoint: Checkpoint,
-    /// First id of the part.
-    first: u64,
-    /// Points whose chunks are not all written. With each, the names of its classes, if there are more than before.
-    pending: VecDeque<(Point, Option<Vec<u8>>)>,
-    /// Number of class names that are stored, or will be with the last pending point.
-    kept_classes: u64,
-    /// Samples and bytes before the last point.
-    last: (u64, u64),
-}
-
-impl Points {
-    /// The points of an import of `objects` and of the `shards` that these list. `None`: the import cannot
-    /// resume at a point, because a position in an object and the data on the media do not describe its state.
-    pub(super) fn of(
-        kind: SourceKind,
-        mut objects: ObjectList,
-        shards: &[(Client, Object)],
-        columns: Option<&ColumnFile>,
-        state: &ImportState,
-        options: &ImportOptions,
-    ) -> Option<Points> {
-        let is_shards =
-            matches!(kind, SourceKind::Tar | SourceKind::WebDataset | SourceKind::TfRecord);
-        if objects.0.is_empty() || !(is_shards || kind.is_rows()) {
-            return None;
-        }
-        objects.extend(shards.iter().map(|(client, object)| described(client, object)));
-        let checkpoint =
-            Checkpoint::new(&state.journal, &read_as(kind, columns, options), &objects);
-        let first = state.journal.part.first;
-        let pending = VecDeque::new();
-        Some(Points { objects, checkpoint, first, pending, kept_classes: 0, last: (0, 0) })
-    }
-
-    /// The points that an interrupted import has written, newest first. With each, the names of the classes
-    /// that occur in the samples before it. Points whose class names are not on the media are left out.
-    ///
-    /// # Errors
-    /// `BadSource`: an object that the import had read has changed.
-    pub(super) fn saved(
-        &self,
-        state: &ImportState,
-        files: &[FoundFile],
-        shards: &[(Client, Object)],
-    ) -> Result<Vec<(Point, Vec<Vec<u8>>)>> {
-        let block = CHECKPOINT.bytes(&mut state.media.channel(), 0)?;
-        let saved = block.and_then(|block| Checkpoint::parse(&block));
-        let Some(saved) = saved else { return Ok(Vec::new()) };
-        let points = saved.points_of(&self.checkpoint, &self.objects);
-        let points = points.map_err(|among| error(&among, files, shards))?;
-        Ok(points.iter().filter_map(|point| Some((*point, saved.classes_of(point)?))).collect())
-    }
-
-    /// Continues after a point that is on the media, before which samples have named `classes`.
-    pub(super) fn begin_at(&mut self, point: Point, classes: &[Vec<u8>], sample_bytes: u64) {
-        self.last = (point.samples, sample_bytes);
-        self.kept_classes = point.classes;
-        self.checkpoint.push(point, (point.classes > 0).then(|| packed(classes)).flatten());
-    }
-
-    /// Notes the position of `source` after these samples, if it is far from the last point.
-    pub(super) fn note(&mut self, samples: u64, sample_bytes: u64, source: &dyn SampleStream) {
-        let (last_samples, last_bytes) = self.last;
-        let is_far =
-            sample_bytes - last_bytes >= POINT_BYTES || samples - last_samples >= POINT_SAMPLES;
-        let Some(place) = is_far.then(|| source.place()).flatten() else { return };
-        self.last = (samples, sample_bytes);
-        let classes = source.found_classes();
-        let count = classes.len() as u64;
-        let mut names = None;
-        if count > self.kept_classes {
-            names = packed(classes);
-            if names.is_none() {
-                // The names do not fit. A resume will start at the last point whose names fit.
-                return;
-            }
-            self.kept_classes = count;
-        }
-        self.pending.push_back((self.objects.point(samples, place, count), names));
-    }
-
-    /// Writes the last point before which all chunks are on the media. It does not wait for chunks.
-    ///
-    /// # Errors
-    /// Errors of writing.
-    pub(super) fn write(&mut self, chunks: &mut ChunkStream<'_>) -> Result<()> {
-        if self.pending.is_empty() {
-            return Ok(());
-        }
-        let written = chunks.written_slot()?.0 - self.first;
-        let mut is_new = false;
-        while self.pending.front().is_some_and(|(point, _)| point.samples <= written)
-            && let Some((point, names)) = self.pending.pop_front()
-        {
-            self.checkpoint.push(point, names);
-            is_new = true;
-        }
-        if is_new {
-            let block = self.checkpoint.encode();
-            chunks.writes.channel.write_bytes(0, CHECKPOINT.at, &block)?;
-        }
-        Ok(())
-    }
-}
-
-/// Describes how the bytes of the objects are interpreted. If this differs, a resume starts from the beginning.
-fn read_as(kind: SourceKind, columns: Option<&ColumnFile>, options: &ImportOptions) -> String {
-    let ImportOptions { placement, seed, rows, field_types, field_columns, .. } = options;
-    let columns = columns.map(ColumnFile::fingerprint);
-    format!("{kind} {placement:?} {seed} {rows:?} {field_types:?} {field_columns:?} {columns:?}")
-}
-
-fn address(client: &Client, object: &Object) -> String {
-    client.place().with_key(&*object.key).to_string()
-}
-
-/// The objects among files.
-fn objects(files: &[FoundFile]) -> impl Iterator<Item = &(Client, Object)> {
-    files.iter().filter_map(|file| file.object.as_ref())
-}
-
-/// The objects that the user gave.
-pub(super) fn listed_objects(files: &[FoundFile]) -> ObjectList {
-    let mut list = ObjectList::default();
-    list.extend(objects(files).map(|(client, object)| described(client, object)));
-    list
-}
-
-fn described<'a>(client: &Client, object: &'a Object) -> (String, u64, Option<&'a str>) {
-    (address(client, object), object.len_bytes, object.etag.as_deref())
-}
-
-fn error(among: &Range<u64>, files: &[FoundFile], shards: &[(Client, Object)]) -> Error {
-    let mut all = objects(files).chain(shards);
-    let count = among.end - among.start;
-    let text = match count {
-        1 => "the object has changed since the import began, or another one is in its place"
-            .to_owned(),
-        _ => format!("one of {count} objects from this one on has changed since the import began"),
-    };
-    let error = Error::new(ErrorKind::BadSource, text)
-        .hint("begin again with --force, or with --append if the image had a generation before");
-    match usize::try_from(among.start).ok().and_then(|at| all.nth(at)) {
-        Some((client, object)) => error.target(address(client, object)),
-        None => error,
-    }
-}
-
-/// Bytes or samples between two points. Fewer would cost time: the import waits for each point's write.
-const POINT_BYTES: u64 = 16 << 20;
-const POINT_SAMPLES: u64 = 1 << 17;
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,5 @@
-//! Divides the rows of a source among chunks, and assigns cells to the chunks. Only arithmetic on lengths and
-//! names.
+//! Divides the rows of a source among chunks, and assigns cells to the chunks, from lengths and names alone: nothing is
+//! read or written.
 
 use crate::import::columns::RowColumns;
 use crate::import::options::MediaUse;
@@ -16,7 +16,7 @@ use dlfs_format::format::{
 pub(super) struct Rows<'a> {
     /// The source's index.
     pub(super) index: &'a Index,
-    /// For each field of the image, the corresponding field of the source.
+    /// For each field of the image, the index of the source's field; `None`: the source lacks the field.
     pub(super) source_fields: Vec<Option<u16>>,
     /// For each class of the source, its number in the image. Empty if labels are numbers.
     pub(super) class_numbers: Vec<i64>,
@@ -88,7 +88,9 @@ impl<'a> Rows<'a> {
 /// The rows of the next slots. They are looked up and touched many at a time: see [`Index::touch`].
 #[derive(Debug, Default)]
 pub(super) struct RowsAhead {
+    /// The slot of the first of `rows`.
     first_slot: u64,
+    /// The rows of consecutive slots.
     rows: Vec<u64>,
 }
 
@@ -118,15 +120,15 @@ const ROWS_AHEAD: u64 = 256;
 /// A chunk to be written: its slots and its cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChunkLayout {
-    /// Its number within the generation.
+    /// Number of the chunk within the generation.
     pub(super) sequence: u64,
-    /// Slot of its first sample.
+    /// Slot of the first sample.
     pub(super) first_slot: Slot,
-    /// Its number of samples.
+    /// Number of samples.
     pub(super) num_slots: u32,
-    /// The cells that it occupies.
+    /// The cells that the chunk occupies.
     pub(super) cells: CellRange,
-    /// Set if it is a single sample too large for a chunk.
+    /// Set if the chunk is a single sample, which is too large for a chunk of the usual size.
     pub(super) oversize: bool,
 }
 

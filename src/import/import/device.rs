@@ -1,5 +1,5 @@
-//! Opens the namespaces of an image for writing. An address may name a subsystem with several namespaces:
-//! [`Meaning`] says which of them it stands for.
+//! Opens the namespaces of an image, to read, change or create it. An address may name a subsystem with several
+//! namespaces: [`Meaning`] says for which of them the address stands.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -125,6 +125,7 @@ pub(super) fn open_for_import(
     Ok(devices)
 }
 
+/// Opens a file, or a block device. Returns whether the file is new, too.
 fn open_file(
     path: &Path,
     connect: &ConnectOptions,
@@ -159,14 +160,17 @@ fn refuse_half_block(address: &Address) -> Result<()> {
     Ok(())
 }
 
-/// The namespaces that the addresses stand for.
+/// The namespaces that the addresses `image` stand for, of the `devices` of each.
+///
+/// # Errors
+/// `InvalidArgument`: an address stands for several namespaces, and `meaning` does not choose. Errors of reading.
 fn one_each(
     image: &[Address],
     devices: Vec<Vec<Arc<dyn Device>>>,
     meaning: Meaning,
 ) -> Result<Vec<Arc<dyn Device>>> {
-    let is_open = |devices: &Vec<Arc<dyn Device>>| devices.len() > 1;
-    let Some(at) = devices.iter().position(is_open) else {
+    let is_ambiguous = |devices: &Vec<Arc<dyn Device>>| devices.len() > 1;
+    let Some(at) = devices.iter().position(is_ambiguous) else {
         return Ok(devices.into_iter().flatten().collect());
     };
     let names = || devices[at].iter().map(|device| device.namespace().address);

@@ -1,4 +1,5 @@
-//! Types of fields: the types that the user gives, and the elements in the files of a source.
+//! Types of fields: given by the user or by the first file, and applied to the files of a source, of which only the
+//! elements are imported.
 
 use std::str::FromStr;
 
@@ -18,7 +19,7 @@ use dlfs_format::format::npy::{NpyError, NpyHeader};
 pub struct FieldSpec {
     /// The name of the field.
     pub field: Vec<u8>,
-    /// Its type. `None`: the type of the first `.npy` file.
+    /// The type. `None`: the type of the first `.npy` file.
     pub kind: Option<FieldType>,
 }
 
@@ -40,8 +41,8 @@ impl FromStr for FieldSpec {
         if text.contains('=') {
             return Ok(FieldSpec { field, kind: Some(kind) });
         }
-        let own = kind.clone().in_form(FileForm::of_name(&field));
-        Ok(FieldSpec { field, kind: Some(own.unwrap_or(kind)) })
+        let in_form = kind.clone().in_form(FileForm::of_name(&field));
+        Ok(FieldSpec { field, kind: Some(in_form.unwrap_or(kind)) })
     }
 }
 
@@ -80,7 +81,9 @@ impl FromStr for FieldColumn {
 /// The types of the fields of a source.
 #[derive(Debug)]
 pub(super) struct Typing {
+    /// The name of each field, escaped for messages; empty if samples are not divided into fields.
     names: Vec<String>,
+    /// The type of each of these fields.
     kinds: Vec<Kind>,
 }
 
@@ -91,6 +94,7 @@ enum Kind {
     Bytes,
     /// The first file of the field determines its type.
     OfFirst,
+    /// The type is known.
     Is(FieldType),
 }
 
@@ -107,8 +111,10 @@ impl Typing {
     ) -> Result<Typing> {
         let fields = if matches!(fields, [only] if only.is_empty()) { &[] } else { fields };
         let names = fields.iter().map(|name| name.escape_ascii().to_string()).collect();
-        let mut kinds: Vec<Kind> =
-            fields.iter().map(|name| of_image(image, name).map_or(Kind::Bytes, Kind::Is)).collect();
+        let mut kinds: Vec<Kind> = fields
+            .iter()
+            .map(|name| type_in_image(image, name).map_or(Kind::Bytes, Kind::Is))
+            .collect();
         for (at, spec) in specs.iter().enumerate() {
             let shown = spec.field.escape_ascii();
             let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
@@ -119,14 +125,14 @@ impl Typing {
                 return refuse(format!("field {shown} is given two types"));
             }
             let given = spec.kind.clone().map_or(Kind::OfFirst, Kind::Is);
-            let own = &kinds[field];
-            let is_npy = matches!(own, Kind::Is(own) if own.form() == FileForm::Npy);
+            let known = &kinds[field];
+            let is_npy = matches!(known, Kind::Is(known) if known.form() == FileForm::Npy);
             if image.is_none() {
                 kinds[field] = given;
-            } else if *own != given && !(is_npy && given == Kind::OfFirst) {
-                let own = own.shown();
+            } else if *known != given && !(is_npy && given == Kind::OfFirst) {
+                let known = known.shown();
                 let given = given.shown();
-                return refuse(format!("field {shown} is {given}, and in the image it is {own}"));
+                return refuse(format!("field {shown} is {given}, and in the image it is {known}"));
             }
         }
         Ok(Typing { names, kinds })
@@ -216,6 +222,7 @@ impl Typing {
 }
 
 impl Kind {
+    /// The type as messages show it.
     fn shown(&self) -> String {
         match self {
             Kind::Bytes => "bytes, without a type".to_owned(),
@@ -259,16 +266,17 @@ pub(super) fn typed_fields(directory: &Directory) -> Vec<(Vec<u8>, FieldType)> {
     directory.field_types().iter().map(named).collect()
 }
 
-/// The type of a field of an image.
-pub(super) fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
+/// The type that a field has in an image; `None`: there is no image, no such field, or the field has no type.
+pub(super) fn type_in_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldType> {
     let image = image?;
-    let field = image.fields().iter().position(|own| own == name)?;
+    let field = image.fields().iter().position(|field| field == name)?;
     image.field_types().of(field).cloned()
 }
 
 /// Elements, and the type if it was not known before. The inner error describes the file's actual content.
 type Found = Result<Result<(Elements, Option<FieldType>), String>, BadReason>;
 
+/// The number in a text file of `len` bytes.
 fn of_text(kind: &FieldType, len: u64, front: &mut Front<'_>) -> Found {
     if len > MAX_NUMBER_BYTES {
         return Ok(Err(format!("is {kind}, and this is a text of {len} bytes")));
@@ -277,6 +285,7 @@ fn of_text(kind: &FieldType, len: u64, front: &mut Front<'_>) -> Found {
     Ok(kind.read_text(&text).map(|number| (Elements::Are(number), None)))
 }
 
+/// The elements of an `.npy` file of `len` bytes. `kind`: the type of the field, if it is known.
 fn of_npy(kind: Option<&FieldType>, len: u64, front: &mut Front<'_>) -> Found {
     let mut read = USUAL_HEADER_BYTES;
     let header = loop {

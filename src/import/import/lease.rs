@@ -35,13 +35,15 @@ use dlfs_io::qpair::Fence;
 
 /// The right to write an image. Dropping it releases the lease.
 pub(super) struct Lease {
+    /// Set when another importer has taken the image.
     lost: Arc<AtomicBool>,
+    /// The thread that renews the lease until the channel is dropped. `None`: the namespaces are locked.
     keeper: Option<(Sender<()>, JoinHandle<Holder>)>,
     media: Media,
 }
 
 impl Lease {
-    /// Takes the lease of an image. The image may be written from now on.
+    /// Takes the lease of an image, for `limit` after each renewal. The image may be written from now on.
     ///
     /// # Errors
     /// `Busy`: another importer is running.
@@ -138,10 +140,13 @@ struct Holder {
     channel: Channel,
     /// The fence for writes of the block itself.
     fence: Arc<Fence>,
+    /// Duration of the lease.
     limit: Duration,
+    /// The random number in our block.
     owner: u64,
+    /// The counter in our block.
     count: u64,
-    /// Writes may be sent until this time.
+    /// Writes may be sent until this time, on the clock of [`Fence::now`].
     until: Duration,
 }
 
@@ -198,11 +203,12 @@ impl Holder {
         let settle = if took < self.settle_time() { self.settle_time() } else { self.wait() };
         std::thread::sleep(settle);
         self.until = Fence::now() + self.limit / 2;
-        self.raise()
+        self.renew()
     }
 
-    /// Increments the counter, which allows writes for a while. Returns whether the block was still ours.
-    fn raise(&mut self) -> Result<bool> {
+    /// Renews the lease: increments the counter, which allows writes for half a lease. Returns whether the block was
+    /// still ours.
+    fn renew(&mut self) -> Result<bool> {
         let begun = Fence::now();
         self.fence.open_until(self.until);
         if self.read()?.is_none_or(|block| block.owner != self.owner) {
@@ -221,7 +227,7 @@ impl Holder {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return self,
             }
-            let kept = if Fence::now() < self.until { self.raise() } else { self.claim_again() };
+            let kept = if Fence::now() < self.until { self.renew() } else { self.claim_again() };
             // A failed renewal may succeed next time. Meanwhile the fence refuses writes.
             if let Ok(false) = kept {
                 self.channel.media.fence.close();
@@ -265,6 +271,7 @@ impl Holder {
         Ok(is_lease.then(|| Holding { owner: xxh3_64(&block), count: 0, wait_ms }))
     }
 
+    /// Writes our block, with the next counter. `wait`: the time that it states.
     fn put(&mut self, wait: Duration) -> Result<()> {
         self.count += 1;
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
@@ -284,6 +291,7 @@ impl Holder {
     }
 }
 
+/// The error for a lease that another importer holds.
 fn busy(media: &Media) -> Error {
     Error::new(ErrorKind::Busy, "another import of this image is at work").target(media.address(0))
 }

@@ -45,6 +45,7 @@ mod marks;
 mod media;
 mod options;
 mod pass;
+mod points;
 mod prepare;
 mod progress;
 mod purge;

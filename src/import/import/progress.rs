@@ -41,15 +41,18 @@ pub enum Stage {
     Committing,
 }
 
-/// Counts progress, and passes it on.
+/// Counts the progress of an import, and passes it on.
 pub(super) struct Metered<'a> {
     progress: &'a mut dyn Progress,
     counters: Arc<Counters>,
+    /// The running stage; `None` before the first.
     stage: Option<Stage>,
+    /// Keeps the counters among the metrics of the process.
     _registration: Registration,
 }
 
 impl<'a> Metered<'a> {
+    /// Counts what is reported to the result, and passes it to `progress`.
     pub(super) fn new(progress: &'a mut dyn Progress) -> Metered<'a> {
         let counters = Arc::<Counters>::default();
         let registration = Registration::new(&counters);
@@ -66,9 +69,9 @@ impl Progress for Metered<'_> {
 
     fn advance(&mut self, samples: u64, bytes: u64) {
         if let Some(stage) = self.stage {
-            let of = &self.counters.stages[stage as usize];
-            of.samples.fetch_add(samples, Ordering::Relaxed);
-            of.bytes.fetch_add(bytes, Ordering::Relaxed);
+            let counters = &self.counters.stages[stage as usize];
+            counters.samples.fetch_add(samples, Ordering::Relaxed);
+            counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         self.progress.advance(samples, bytes);
     }
@@ -84,10 +87,11 @@ impl Drop for Metered<'_> {
     }
 }
 
+/// The metrics of one import.
 #[derive(Default)]
 struct Counters {
     stages: [StageCounters; 3],
-    /// The running stage, and its start time.
+    /// The running stage, as an index of `stages`, and its start time. The lock also guards changes of `nanoseconds`.
     running: Mutex<Option<(usize, Instant)>>,
 }
 
@@ -96,6 +100,7 @@ struct Counters {
 struct StageCounters {
     samples: AtomicU64,
     bytes: AtomicU64,
+    /// Duration of the completed runs.
     nanoseconds: AtomicU64,
 }
 

@@ -22,17 +22,17 @@ pub(super) fn sound_chunk(
     first_slot: Slot,
 ) -> Result<Option<(ChunkHeader, IoBuf)>> {
     let start = spec.layout.offset_of(location.cell)?;
-    let is_own = |head: &ChunkHead| is_head_of(head, spec, location, first_slot);
-    read_sound(channel, location.namespace, start, is_own)
+    let is_expected = |head: &ChunkHead| is_head_of(head, spec, location, first_slot);
+    read_sound(channel, location.namespace, start, is_expected)
 }
 
-/// Reads the chunk at offset `start` whose head `is_own`; of an oversize chunk, only the header. `None`: as
+/// Reads the chunk at offset `start`, if its head `is_expected`; of an oversize chunk, only the header. `None`: as
 /// [`sound_chunk`].
 fn read_sound(
     channel: &mut Channel,
     namespace: u16,
     start: u64,
-    is_own: impl Fn(&ChunkHead) -> bool,
+    is_expected: impl Fn(&ChunkHead) -> bool,
 ) -> Result<Option<(ChunkHeader, IoBuf)>> {
     let len = channel.media.len_bytes(namespace);
     let is_within = |bytes: u64| start.saturating_add(bytes) <= len;
@@ -40,7 +40,7 @@ fn read_sound(
         return Ok(None);
     }
     let block = channel.read(namespace, start, ALIGN_BYTES)?;
-    let head = ChunkHead::parse(&block).ok().filter(is_own);
+    let head = ChunkHead::parse(&block).ok().filter(is_expected);
     let Some(head) = head.filter(|head| is_within(head.len_bytes())) else { return Ok(None) };
     let is_oversize = head.len_bytes() > u64::from(head.layout.chunk_size_bytes);
     let read = if is_oversize { head.data_start() } else { head.len_bytes() };
@@ -81,8 +81,8 @@ fn oversize_is_sound(
     let Some(sample) = header.samples().next() else { return Ok(false) };
     let mut sums = RecordSums::default();
     let len = u64::from(sample.len_bytes);
-    let end = header.head().len_bytes() - sample.offset_bytes;
-    for (at, piece) in pieces(end, PIECE_BYTES) {
+    let padded_len = header.head().len_bytes() - sample.offset_bytes;
+    for (at, piece) in pieces(padded_len, PIECE_BYTES) {
         let bytes = channel.read(namespace, start + sample.offset_bytes + at, piece)?;
         let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
         sums.push(&bytes[..payload]);
@@ -142,4 +142,5 @@ pub(super) fn check_heads(
     Ok(())
 }
 
+/// Bytes of an oversize chunk that are read at once.
 const PIECE_BYTES: u64 = 1 << 20;

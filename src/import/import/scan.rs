@@ -21,12 +21,15 @@ pub(super) struct Scan {
     pub(super) heads: Vec<ChunkHead>,
     /// Cells whose first block cannot be read, and that belong to no found chunk.
     pub(super) unreadable: Vec<CellRange>,
-    /// The cells of found chunks that were skipped, with namespace and cell of the chunk's head.
-    passed: Vec<((u16, u64), CellRange)>,
+    /// The cells of found chunks that were skipped, each with namespace and cell of the chunk's head.
+    skipped: Vec<((u16, u64), CellRange)>,
 }
 
 impl Scan {
     /// Finds every head of the namespaces.
+    ///
+    /// # Errors
+    /// Errors of reading, except those of bad blocks.
     pub(super) fn whole(media: &Media, layout: &ImageLayout) -> Result<Scan> {
         let all: Vec<CellRange> = cells_until(layout, media.num_cells(layout)).collect();
         let mut scan = Scan::of(media, layout, &all, &mut ())?;
@@ -34,7 +37,10 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Finds the heads in `cells`, except those within chunks.
+    /// Finds the heads in `cells`, except those within chunks. Advances `progress` by cells.
+    ///
+    /// # Errors
+    /// As [`whole`](Self::whole).
     pub(super) fn of(
         media: &Media,
         layout: &ImageLayout,
@@ -46,7 +52,7 @@ impl Scan {
             layout: *layout,
             heads: Vec::new(),
             unreadable: Vec::new(),
-            passed: Vec::new(),
+            skipped: Vec::new(),
         };
         let mut channel = media.channel();
         for range in cells {
@@ -62,7 +68,7 @@ impl Scan {
         let before = self.heads.len();
         let mut channel = self.media.channel();
         let suspicious: Vec<_> =
-            self.passed.extract_if(.., |(head, _)| !sound.contains(head)).collect();
+            self.skipped.extract_if(.., |(head, _)| !sound.contains(head)).collect();
         for (_, cells) in suspicious {
             self.walk(&mut channel, cells, &mut ())?;
         }
@@ -87,7 +93,7 @@ impl Scan {
                 Ok(Some(head)) if head.check_location(&self.layout, namespace, cell).is_ok() => {
                     next = end.min(cell + head.cell_range().cells);
                     let inside = CellRange { namespace, cell: cell + 1, cells: next - cell - 1 };
-                    self.passed.push(((namespace, cell), inside));
+                    self.skipped.push(((namespace, cell), inside));
                     self.heads.push(head);
                 }
                 Ok(_) => {}
@@ -103,9 +109,9 @@ impl Scan {
     }
 }
 
-/// Passes the blocks in the byte range `bytes` of a namespace to `take`; for a bad block it passes the reason
-/// instead. `take` returns the offset at which to continue, or stops. Adjacent
-/// blocks are read together, in pieces that grow while no block is skipped.
+/// Passes the blocks in the byte range `bytes` of a namespace to `take`, each with its offset; for a bad block the
+/// reason why it cannot be read. `take` returns the offset at which to continue, or stops. Adjacent blocks are read
+/// together, in pieces that grow while no block is skipped.
 ///
 /// # Errors
 /// Errors of reading, except those of bad blocks.
@@ -119,10 +125,10 @@ pub(super) fn each_block(
     let end = bytes.end.min(len);
     let block = BLOCK_BYTES as u64;
     let mut at = bytes.start;
-    let mut most = block;
+    let mut max_piece = block;
     while at.saturating_add(block) <= end {
         let from = at;
-        let piece = most.min((end - at) / block * block);
+        let piece = max_piece.min((end - at) / block * block);
         let whole = if piece > block {
             channel.read_block(namespace, from, piece as usize, false)?.ok()
         } else {
@@ -140,12 +146,12 @@ pub(super) fn each_block(
             at = next;
         }
         let is_next = at == from + piece;
-        most = if is_next { (2 * most).min(PIECE_BYTES) } else { block };
+        max_piece = if is_next { (2 * max_piece).min(PIECE_BYTES) } else { block };
     }
     Ok(())
 }
 
-/// The cells for chunks of each namespace, up to the cell `ends` gives for it.
+/// The cells for chunks of each namespace, up to the cell that `ends` has for the namespace.
 pub(super) fn cells_until(
     layout: &ImageLayout,
     ends: impl IntoIterator<Item = u64>,
@@ -159,7 +165,7 @@ pub(super) fn cells_until(
     (0..).zip(ends).map(range)
 }
 
-/// A chunk's head is in its first block.
+/// Length of a block. The head of a chunk is in its first block.
 pub(super) const BLOCK_BYTES: usize = CELL_BYTES as usize;
 /// Maximum length of a read in a scan of adjacent blocks.
 const PIECE_BYTES: u64 = 1 << 20;

@@ -3,7 +3,7 @@
 //! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed
 //! import reads the stream again, but does not write chunks again that are on the media with the expected
 //! bytes. If the stream consists of shards or rows in an object store, it reads only what follows the last
-//! point that the interrupted import has recorded: see `checkpoint.rs` and `chunk_stream.rs`.
+//! point that the interrupted import has recorded: see `points.rs` and `chunk_stream.rs`.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,6 @@ use super::tokenizer::GivenTokenizer;
 use super::write_behind::PIECE_BYTES;
 use crate::import::bad_entries::{BadEntries, no_samples};
 use crate::import::checked::{Checked, Checks};
-use crate::import::checkpoint::{Points, listed_objects};
 use crate::import::chunk_stream::{ChunkStream, Restored, Streamed};
 use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::formats::{self, Encoder, RowSource, SharedOrigins};
@@ -21,6 +20,7 @@ use crate::import::media::Media;
 use crate::import::options::{
     ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, source_options, stopped,
 };
+use crate::import::points::{Points, listed_objects};
 use crate::import::prepare::{self, ImportState};
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::set_piped_bytes;

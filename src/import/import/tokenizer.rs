@@ -1,7 +1,8 @@
-//! The tokenizer that options name: its file, and what the import does with it.
+//! The tokenizer of an import: the file that the options name, and the options that follow from it.
 //!
-//! Rows with texts become documents of its tokens, and documents of tokens are checked against its vocabulary. Both
-//! have a type that names it, so an append with another tokenizer is refused as one with another type is.
+//! Rows with texts become documents of the tokenizer's tokens, and documents of tokens are checked against its
+//! vocabulary. Both have a type that names the tokenizer, so an append with another tokenizer is refused like one with
+//! another type.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 
-use crate::import::field_types::{FieldSpec, is_named, of_image};
+use crate::import::field_types::{FieldSpec, is_named, type_in_image};
 use crate::import::formats::{Encoder, TOKENS_FIELD};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::SourceKind;
@@ -24,6 +25,7 @@ use dlfs_format::format::field_type::{Element, FieldType};
 #[derive(Deserialize)]
 struct Parts {
     model: Model,
+    /// Tokens beside those of the model.
     #[serde(default)]
     added_tokens: Vec<Added>,
 }
@@ -36,8 +38,9 @@ struct Model {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Vocabulary {
+    /// The number of each token.
     Numbers(HashMap<String, u32>),
-    /// The number of a token is its place.
+    /// Tokens in the order of their numbers.
     InOrder(Vec<IgnoredAny>),
 }
 
@@ -58,6 +61,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     std::fs::read(file).map_err(|error| Error::from(error).path(file))
 }
 
+/// The tokenizer in `bytes`, the content of `file`.
 fn parsed(file: &Path, bytes: &[u8]) -> Result<Tokenizer> {
     let wrong = |text: &str| {
         let error = Error::new(ErrorKind::InvalidArgument, text.to_owned()).path(file);
@@ -66,11 +70,11 @@ fn parsed(file: &Path, bytes: &[u8]) -> Result<Tokenizer> {
     let parts: Parts = serde_json::from_slice(bytes)
         .map_err(|error| wrong("the tokenizer has no vocabulary").source(error))?;
     let added = parts.added_tokens.iter().map(|token| u64::from(token.id) + 1).max();
-    let own = match &parts.model.vocab {
+    let tokens = match &parts.model.vocab {
         Vocabulary::Numbers(numbers) => numbers.values().map(|id| u64::from(*id) + 1).max(),
         Vocabulary::InOrder(tokens) => Some(tokens.len() as u64),
     };
-    let vocabulary = own.max(added).and_then(|tokens| u32::try_from(tokens).ok());
+    let vocabulary = tokens.max(added).and_then(|tokens| u32::try_from(tokens).ok());
     let vocabulary = vocabulary.filter(|tokens| *tokens > 0);
     let vocabulary = vocabulary.ok_or_else(|| wrong("the tokenizer has no tokens, or too many"))?;
     Ok(Tokenizer { vocabulary, sha256: Sha256::digest(bytes).into() })
@@ -79,6 +83,7 @@ fn parsed(file: &Path, bytes: &[u8]) -> Result<Tokenizer> {
 /// The tokenizer of an import.
 pub(super) struct GivenTokenizer<'a> {
     path: &'a Path,
+    /// Hash and vocabulary.
     tokenizer: Tokenizer,
     /// The encoder of texts, if the rows are not tokens already.
     pub(super) encoder: Option<Arc<Encoder>>,
@@ -123,9 +128,9 @@ impl GivenTokenizer<'_> {
         image: Option<&Directory>,
     ) -> Result<ImportOptions> {
         let field = TOKENS_FIELD.as_bytes();
-        let of_image = of_image(image, field);
-        if let Some(own) = &of_image {
-            self.check_image(own)?;
+        let of_image = type_in_image(image, field);
+        if let Some(kind) = &of_image {
+            self.check_image(kind)?;
         }
         let mut options = options.clone();
         let types = &mut options.field_types;
@@ -147,21 +152,22 @@ impl GivenTokenizer<'_> {
         Ok(options)
     }
 
-    /// The smaller of the types of tokens that holds the vocabulary.
+    /// The smallest type of tokens that holds the vocabulary.
     fn usual_type(&self) -> FieldType {
         let is_small = self.tokenizer.vocabulary <= 1 << 16;
         let element = if is_small { Element::U16 } else { Element::U32 };
         FieldType::new(element, true, Vec::new()).expect("one dimension is no shape too many")
     }
 
-    fn check_image(&self, own: &FieldType) -> Result<()> {
+    /// Refuses an image whose tokens, of the type `kind`, another tokenizer made.
+    fn check_image(&self, kind: &FieldType) -> Result<()> {
         let path = self.path.display();
         let hash = self.tokenizer.hash();
-        let text = match own.tokenizer() {
-            Some(own) if *own == self.tokenizer => return Ok(()),
-            Some(own) => format!(
+        let text = match kind.tokenizer() {
+            Some(other) if *other == self.tokenizer => return Ok(()),
+            Some(other) => format!(
                 "another tokenizer made the image's tokens: its SHA-256 is {}, and that of {path} {hash}",
-                own.hash()
+                other.hash()
             ),
             None => format!(
                 "the image does not say which tokenizer made its tokens, and {path} has the SHA-256 {hash}"

@@ -30,6 +30,7 @@ use dlfs_format::format::columns::{
 /// A table of values, and the sample of each row.
 #[derive(Debug)]
 pub(super) struct ColumnFile {
+    /// The path, and the choice of columns.
     from: ColumnsFrom,
     /// Hash of the bytes of the file.
     content: u64,
@@ -70,18 +71,17 @@ impl ColumnFile {
         let mut from = self.from.clone();
         let mut differs = false;
         from.only.clear();
-        for (own, is_typed) in self.columns.iter().zip(&self.is_typed) {
-            let other = image.column(&own.name).map(|column| column.kind());
-            let other = other.filter(|other| *other != own.kind);
+        for (column, is_typed) in self.columns.iter().zip(&self.is_typed) {
+            let ColumnSpec { name, kind } = column;
+            let other = image.column(name).map(|column| column.kind());
+            let other = other.filter(|other| other != kind);
             if let Some(other) = other.filter(|_| *is_typed) {
-                let name = &own.name;
-                let kind = own.kind;
                 return Err(bad(format!(
                     "column `{name}` is {kind}, and in the image it is {other}"
                 )));
             }
             differs |= other.is_some();
-            from.only.push((own.name.clone(), Some(other.unwrap_or(own.kind))));
+            from.only.push((name.clone(), Some(other.unwrap_or(*kind))));
         }
         let file = if differs {
             let bytes = bytes_of(&from.path)?;
@@ -128,6 +128,7 @@ impl ColumnFile {
         RowColumns { file: self, rows: Vec::new() }
     }
 
+    /// The row of the sample with this name, or [`NO_ROW`].
     fn row(&self, name: &[u8]) -> u32 {
         self.row_of.get(name).copied().unwrap_or(NO_ROW)
     }
@@ -148,9 +149,9 @@ fn joined<'c>(
     mut columns: Vec<ColumnSpec>,
     more: impl Iterator<Item = &'c ColumnSpec>,
 ) -> Vec<ColumnSpec> {
-    for own in more {
-        if !columns.iter().any(|column| column.name == own.name) {
-            columns.push(own.clone());
+    for column in more {
+        if !columns.iter().any(|other| other.name == column.name) {
+            columns.push(column.clone());
         }
     }
     columns
@@ -174,6 +175,7 @@ impl<'a> RowColumns<'a> {
         self.rows.pop();
     }
 
+    /// The matches between the samples so far and the rows of the file.
     pub(super) fn counts(&self) -> ColumnCounts {
         let samples = self.rows.iter().filter(|row| **row != NO_ROW).count() as u64;
         let rows = self.file.table.len() as u64;
@@ -199,15 +201,16 @@ impl<'a> RowColumns<'a> {
     }
 }
 
+/// Parses `bytes`, the content of the file: first finds the types of the columns, then reads the values.
 fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     let records = Records::new(&from.path, bytes)?;
     let key = key_of(from, &records.names, records.is_json())?;
     let mut columns = Vec::new();
     let mut is_typed = Vec::new();
     let chosen = chosen(from, &records.names, key)?;
-    check_room(chosen.iter().map(|(_, name, _)| name))?; // first, since all columns of each row are read below
+    check_room(chosen.iter().map(|column| &column.name))?; // first, since all columns of each row are read below
     let found = types_of(&records, &chosen)?;
-    for ((_, name, given), found) in chosen.iter().zip(found) {
+    for (ChosenColumn { name, given, .. }, found) in chosen.iter().zip(found) {
         let Some(kind) = given.or(found) else {
             return Err(format!("column `{name}` has no values: give its type as {name}:TYPE"));
         };
@@ -231,7 +234,7 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
             return Err(format!("line {}: `{name}` is in row {before} already", record.line()));
         }
         let mut values = Vec::with_capacity(columns.len());
-        for ((at, ..), column) in chosen.iter().zip(&columns) {
+        for (ChosenColumn { at, .. }, column) in chosen.iter().zip(&columns) {
             let cell = record.cell(*at);
             values.push(cell.to_value(column.kind).ok_or_else(|| {
                 let line = record.line();
@@ -261,7 +264,7 @@ fn key_of(
     names: &[(String, Option<ColumnType>)],
     is_json: bool,
 ) -> Result<usize, String> {
-    let find = |name: &str| names.iter().position(|(own, _)| own == name);
+    let find = |name: &str| names.iter().position(|(title, _)| title == name);
     if let Some(key) = &from.key {
         return find(key).ok_or_else(|| no_column(key, names));
     }
@@ -273,32 +276,47 @@ fn key_of(
     })
 }
 
-/// The columns to import: their indices, names and given types.
+/// A column of a file that is imported.
+struct ChosenColumn {
+    /// The index among the columns of the file.
+    at: usize,
+    name: String,
+    /// The type that the user or the title gives, if they do.
+    given: Option<ColumnType>,
+}
+
+/// The columns to import, of the columns `names`, of which `key` has the names of samples.
 fn chosen(
     from: &ColumnsFrom,
     names: &[(String, Option<ColumnType>)],
     key: usize,
-) -> Result<Vec<(usize, String, Option<ColumnType>)>, String> {
+) -> Result<Vec<ChosenColumn>, String> {
+    let choose = |at: usize, kind: Option<ColumnType>| {
+        let (name, of_title) = &names[at];
+        ChosenColumn { at, name: name.clone(), given: kind.or(*of_title) }
+    };
     if from.only.is_empty() {
-        let others = names.iter().enumerate().filter(|(at, _)| *at != key);
-        return Ok(others.map(|(at, (name, kind))| (at, name.clone(), *kind)).collect());
+        let others = (0..names.len()).filter(|at| *at != key);
+        return Ok(others.map(|at| choose(at, None)).collect());
     }
-    let mut chosen: Vec<(usize, String, Option<ColumnType>)> = Vec::new();
+    let mut chosen: Vec<ChosenColumn> = Vec::new();
     for (name, kind) in &from.only {
-        let at = names.iter().position(|(own, _)| own == name);
+        let at = names.iter().position(|(title, _)| title == name);
         let at = at.ok_or_else(|| no_column(name, names))?;
-        if chosen.iter().any(|(other, ..)| *other == at) {
+        if chosen.iter().any(|other| other.at == at) {
             return Err(format!("column `{name}` is chosen twice"));
         }
-        chosen.push((at, name.clone(), kind.or(names[at].1)));
+        chosen.push(choose(at, *kind));
     }
     Ok(chosen)
 }
 
+/// The error for a column that the file lacks.
 fn no_column(name: &str, names: &[(String, Option<ColumnType>)]) -> String {
     format!("there is no column `{name}` among {}", all_of(names))
 }
 
+/// The names of all columns, for messages.
 fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
     names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ")
 }
@@ -306,11 +324,11 @@ fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
 /// The types of the columns, from their values; `None` for a column without values.
 fn types_of(
     records: &Records<'_>,
-    chosen: &[(usize, String, Option<ColumnType>)],
+    chosen: &[ChosenColumn],
 ) -> Result<Vec<Option<ColumnType>>, String> {
     let mut found: Vec<Option<ColumnType>> = vec![None; chosen.len()];
     records.each(&mut |record: &Record<'_>| {
-        for ((at, name, given), found) in chosen.iter().zip(&mut found) {
+        for (ChosenColumn { at, name, given }, found) in chosen.iter().zip(&mut found) {
             let cell = record.cell(*at);
             if let Cell::Nested(what) = cell {
                 let line = record.line();

@@ -26,7 +26,9 @@ pub(crate) struct FieldColumns {
 #[derive(Debug)]
 struct OfField {
     spec: ColumnSpec,
+    /// The index of the field.
     field: u16,
+    /// The name of the field, escaped for messages.
     name: String,
     /// The type of the field; `None`: the field is a string.
     from: Option<FieldType>,

@@ -17,15 +17,20 @@ use dlfs_format::format::columns::{ColumnType, OwnedValue, Value};
 /// A file of values.
 pub(super) struct Records<'a> {
     syntax: Syntax,
+    /// The content of the file, without a byte order mark.
     text: &'a str,
     /// The names of the columns (for JSON, the keys of all lines), with the types that the file gives.
     pub(super) names: Vec<(String, Option<ColumnType>)>,
 }
 
+/// The syntax of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Syntax {
+    /// CSV.
     Comma,
+    /// Tab-separated values.
     Tab,
+    /// JSON Lines.
     Json,
 }
 
@@ -40,14 +45,18 @@ pub(super) struct Record<'a> {
 /// Receives a record; an error says what is wrong with it.
 type Take<'t> = dyn FnMut(&Record<'_>) -> Result<(), String> + 't;
 
+/// The values of a record.
 enum Values<'a> {
+    /// The cells of a line, in the order of the columns.
     Cells(&'a StringRecord),
+    /// An object of JSON.
     Object(serde_json::Map<String, Json>),
 }
 
 /// A value as it is in a file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell<'a> {
+    /// There is no value.
     None,
     /// A value of CSV or tab-separated values, which has no type of its own.
     Word(&'a str),
@@ -123,6 +132,7 @@ impl<'a> Records<'a> {
         if self.is_json() { self.each_object(take) } else { self.each_row(take) }
     }
 
+    /// As [`each`](Self::each), for JSON Lines.
     fn each_object(&self, take: &mut Take<'_>) -> Result<(), String> {
         let mut at = 0;
         for line in self.text.split_inclusive('\n') {
@@ -137,6 +147,7 @@ impl<'a> Records<'a> {
         Ok(())
     }
 
+    /// As [`each`](Self::each), for CSV and tab-separated values.
     fn each_row(&self, take: &mut Take<'_>) -> Result<(), String> {
         if self.syntax == Syntax::Comma
             && let Some(at) = behind_a_quote(self.text)
@@ -161,6 +172,7 @@ impl<'a> Records<'a> {
         Err(format!("line {line}: a quote is not closed"))
     }
 
+    /// Passes a line to `take`, if the line has as many cells as there are columns.
     fn take_row(&self, cells: &StringRecord, take: &mut Take<'_>) -> Result<(), String> {
         let record = Record { of: self, at: place_of(cells), values: Values::Cells(cells) };
         let found = cells.len();
@@ -227,6 +239,7 @@ fn place_of(cells: &StringRecord) -> usize {
     cells.position().map_or(0, |position| position.byte() as usize)
 }
 
+/// Returns whether a line is [`END`].
 fn is_end(cells: &StringRecord) -> bool {
     cells.len() == 1 && cells.get(0) == Some("\0")
 }

@@ -45,7 +45,7 @@ pub use self::rows::RowSource;
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
 use self::tokens::TokenFile;
-use crate::import::field_types::{FieldSpec, is_named, of_image};
+use crate::import::field_types::{FieldSpec, is_named, type_in_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::{FoundFile, SourceKind};
@@ -101,7 +101,7 @@ pub(crate) fn survey(
     }
     let is_given = |spec: &&FieldSpec| is_named(tokens::FIELD.as_bytes(), &spec.field);
     let given = options.field_types.iter().find(is_given);
-    let is_typed = given.is_some() || of_image(image, tokens::FIELD.as_bytes()).is_some();
+    let is_typed = given.is_some() || type_in_image(image, tokens::FIELD.as_bytes()).is_some();
     let mut rows = Vec::new();
     for FoundFile { path, name, object } in files {
         let object = object.map(|(client, object)| InStore {

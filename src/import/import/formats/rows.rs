@@ -11,7 +11,7 @@ use super::classes::Classes;
 use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{Failure, FoundPages, Input, LOOKING_UP};
 use crate::import::columns::{number, put_number};
-use crate::import::field_types::{FieldSpec, is_named, of_image};
+use crate::import::field_types::{FieldSpec, is_named, type_in_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::{Expands, Expansion};
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
@@ -222,8 +222,9 @@ impl RowSet {
         let stems = files.iter().map(|file| &file.stem).collect::<HashSet<_>>().len();
         let is_numbered =
             matches!(kind, SourceKind::Megatron | SourceKind::Tokens) && stems == files.len();
-        let of_image = image.map(Directory::fields);
-        let chosen = Chosen::new(&columns, options, of_image).map_err(|error| error.path(path))?;
+        let type_in_image = image.map(Directory::fields);
+        let chosen =
+            Chosen::new(&columns, options, type_in_image).map_err(|error| error.path(path))?;
         let field = |at: &usize| columns[*at].name.clone().into_bytes();
         let label = chosen.label.map(|at| &columns[at]);
         let classes = Classes::new(image, &given.classes, label);
@@ -620,8 +621,8 @@ impl Types<'_> {
     /// options and image define no type, or since they are the bytes of elements already.
     fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
         let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
-        let kept =
-            given.map_or_else(|| of_image(self.image, name.as_bytes()), |spec| spec.kind.clone());
+        let kept = given
+            .map_or_else(|| type_in_image(self.image, name.as_bytes()), |spec| spec.kind.clone());
         let kept = kept.filter(|kept| kept.form() == FileForm::Raw)?;
         // Bytes in binary files are the elements themselves; strings in JSON Lines are not.
         let is_raw = *kind == CellKind::Bytes && self.kind != SourceKind::JsonLines;
