@@ -1,5 +1,5 @@
-//! A row file as input: a local file, or an object of a store; and the files beside it, where MDS, LitData and
-//! Megatron keep the shards of an index.
+//! A row file as input: a local file, or an object of a store. If the file is an index, it finds the files that it
+//! names beside it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -35,11 +35,11 @@ pub(super) type FoundPages = Arc<Mutex<BTreeMap<u64, u64>>>;
 /// A row file.
 #[derive(Debug, Clone)]
 pub(super) struct Input {
-    /// Its path or address.
+    /// The path or address of the file.
     pub(super) path: PathBuf,
-    /// The object, if it is in a store.
+    /// The object, if the file is in a store.
     pub(super) object: Option<InStore>,
-    /// The policy for links to the files that it names.
+    /// The policy for links to the files that this file names.
     pub(super) links: Links,
     /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,
@@ -58,6 +58,7 @@ pub(super) struct Input {
 pub(super) struct InStore {
     pub(super) client: Client,
     pub(super) object: Object,
+    /// Receives the first failure of the store.
     pub(super) failure: Failure,
     /// Records other objects that the file names.
     pub(super) origins: SharedOrigins,
@@ -94,7 +95,7 @@ impl Input {
             Some(InStore { object, .. }) => Ok(object.len_bytes),
             None if is_stream(&self.path) => {
                 let text = "tokens are read from files, and this is a pipe";
-                let error = Error::new(ErrorKind::InvalidArgument, text).path(&self.path);
+                let error = invalid(text).path(&self.path);
                 Err(error.hint("write them to a file first"))
             }
             None => {
@@ -190,8 +191,7 @@ impl Input {
         }
         let is_decoder = matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData);
         if is_decoder && error.raw_os_error().is_none() {
-            let text = "the file is damaged, or not what it seems to be";
-            return self.bad(text).source(error);
+            return self.bad("the file is damaged, or not what it seems to be").source(error);
         }
         Error::from(error).path(&self.path)
     }
@@ -207,8 +207,7 @@ impl Input {
             |name: &&OsString| shard_index::beside(&self.path, name.as_ref()).is_none();
         if let Some(name) = files.iter().flatten().find(is_outside) {
             let name = name.display();
-            let text = format!("it names a file outside of its folder: {name}");
-            return Err(self.bad(text));
+            return Err(self.bad(format!("it names a file outside of its folder: {name}")));
         }
         let listed = self.listed_beside(files.len());
         map_at_once(LOOKING_UP, &files, |names| {
@@ -253,24 +252,21 @@ impl Input {
 
     /// The file called `name` beside this one, perhaps of those `listed`; `None`: there is no such local file.
     fn find(&self, name: &Path, listed: &HashMap<String, Object>) -> Result<Option<Input>> {
-        let own = self.object.as_ref();
-        let index = own.map_or(&*self.path, |own| Path::new(&own.object.key));
+        let in_store = self.object.as_ref();
+        let index = in_store.map_or(&*self.path, |index| Path::new(&index.object.key));
         let Some(path) = shard_index::beside(index, name) else { return Ok(None) };
-        if let Some(own) = own {
+        if let Some(index) = in_store {
             let key = path.to_string_lossy();
             let object = listed.get(&*key).cloned();
-            let object = object.map_or_else(|| own.client.head(&key), Ok)?;
-            let path = own.client.place().with_key(&*object.key).to_string().into();
-            let object = Some(InStore { object, ..own.clone() });
+            let object = object.map_or_else(|| index.client.head(&key), Ok)?;
+            let path = index.client.place().with_key(&*object.key).to_string().into();
+            let object = Some(InStore { object, ..index.clone() });
             return Ok(Some(Input { path, object, ..self.clone() }));
         }
         // Opening a pipe would wait for its writer, so do not open it.
         match std::fs::metadata(&path) {
             Ok(found) if found.is_file() => Ok(Some(Input { path, ..self.clone() })),
-            Ok(_) => {
-                let text = format!("it names what is no file: {}", name.display());
-                Err(self.bad(text))
-            }
+            Ok(_) => Err(self.bad(format!("it names what is no file: {}", name.display()))),
             Err(_) => Ok(None),
         }
     }
@@ -287,8 +283,7 @@ impl Input {
         self.check()?;
         let read = read.map_err(|error| self.named(error))?;
         if read as u64 > shard_index::MAX_INDEX_BYTES {
-            let text = "an index of more than 1 GiB is not read";
-            return Err(self.bad(text));
+            return Err(self.bad("an index of more than 1 GiB is not read"));
         }
         Ok(bytes)
     }
@@ -296,8 +291,9 @@ impl Input {
 
 /// Bytes that are read of a file at once.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
-/// Files of an index from which on the folder is listed, and the objects there at most, a file.
+/// The number of files of an index from which on their folder in a store is listed.
 const WORTH_A_LIST: usize = 8;
+/// The maximum number of objects that are listed for each of these files.
 const MOST_BESIDE: usize = 8;
 /// The name of the threads that open row files, or look up files that an index or a line names.
 pub(super) const LOOKING_UP: &str = "dlfs-open";

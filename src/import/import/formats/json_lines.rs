@@ -5,33 +5,29 @@
 //! number needs it, or `f64` if a number has a fraction; `true` and `false` become `bool`. Lists of these become
 //! arrays. Other nested values, and values that fit none of these types, are stored as JSON. `NaN` and `Infinity` are
 //! numbers, as Python writes them.
+//!
+//! Read on in `named_files.rs`, the files that lines name.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::fs::File;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader};
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use serde_json::Value;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::column::{CellKind, Cells, Column, is_wanted, places};
-use super::input::{BUFFER_BYTES, InStore, Input, LOOKING_UP};
-use super::json::{Lines, Object, Survey, lines, number_of, parse, read_line, spelled, unmarked};
-use super::rows::{OpenRows, RowError, RowReader};
+use super::input::{BUFFER_BYTES, Input};
+use super::json::{Lines, Object, lines, number_of, parse, read_line, spelled, unmarked};
+use super::named_files::{
+    FilesFrom, Line, MAX_LINES, Named, NamedFiles, NamedLine, name_in, read_file, with,
+};
+use super::row_reader::{OpenRows, RowError, RowReader};
+use super::survey::Survey;
 use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
-use crate::import::sources::beneath::Root;
-use crate::import::sources::index::MAX_SAMPLE_BYTES;
-use crate::import::sources::objects::{self, push_origin};
+use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
-use crate::import::sources::tar_members::clean_name;
-use crate::import::sources::{BadReason, shard_index};
-use dlfs_base::error::zeroed_vec;
-use dlfs_base::threads::map_at_once;
-use dlfs_base::{Error, Result};
+use dlfs_base::Result;
 use dlfs_format::format::field_type::Element;
-use dlfs_places::Pending;
 
 /// The rows of a file.
 pub(super) struct JsonLines {
@@ -54,7 +50,9 @@ pub(super) struct JsonLines {
     takes_all: bool,
     /// The key whose values must be texts.
     text: Option<String>,
-    files: Option<Files>,
+    /// The files that lines name, if a key names files.
+    files: Option<NamedFiles>,
+    /// The name of the file of the last line.
     name: Vec<u8>,
 }
 
@@ -64,51 +62,8 @@ struct ObjectLines {
     from: Lines,
     /// Offset of the next line to read.
     at: u64,
+    /// The bytes of the last line.
     line: Vec<u8>,
-}
-
-/// The files that lines name.
-struct Files {
-    /// The key that names the files.
-    key: String,
-    /// The index of the column that holds the files.
-    column: usize,
-    from: From,
-}
-
-/// The location of the files.
-enum From {
-    /// The files are in this folder.
-    Folder(Root),
-    /// The files are in a store, beside the file of lines.
-    Store(Box<Ahead>),
-}
-
-/// Lines that were read ahead, so that the objects they name are requested early.
-struct Ahead {
-    lines_are: InStore,
-    lines: VecDeque<Result<Line, RowError>>,
-    /// Set once no lines follow those read ahead.
-    has_ended: bool,
-    /// Bytes of the outstanding requests.
-    asked_bytes: u64,
-}
-
-/// A line, and the object that it names.
-struct Line {
-    object: Object,
-    file: Option<Asked>,
-    /// Offset of the line's end.
-    end: u64,
-}
-
-/// A line, the name of its file, and the offset of the line's end.
-type Named = Result<(Object, Option<String>, u64), RowError>;
-
-/// An object that a line names; `pending` is `None` until there is room to request it.
-struct Asked {
-    object: dlfs_places::Object,
-    pending: Option<Pending>,
 }
 
 impl JsonLines {
@@ -126,7 +81,7 @@ impl JsonLines {
             None => Survey::columns_of(input, options)?,
         };
         let of_files = columns.iter().position(|column| column.files_of.is_some());
-        let files = of_files.map(|at| Files::new(at, &columns[at], input)).transpose()?;
+        let files = of_files.map(|at| NamedFiles::new(at, &columns[at], input)).transpose()?;
         let rows = JsonLines {
             is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
             read_files: HashSet::new(),
@@ -152,10 +107,10 @@ impl JsonLines {
     /// The next line, and the file that it names; `None` after the last line.
     fn next_with_file(&mut self) -> Result<Option<(Object, Option<FieldBytes>)>, RowError> {
         let JsonLines { lines, next, files, .. } = self;
-        let Some(Files { key, from: From::Store(ahead), .. }) = files else {
+        let Some(NamedFiles { key, from: FilesFrom::Store(ahead), .. }) = files else {
             let Some(object) = lines.next()? else { return Ok(None) };
             *next = lines.at;
-            let Some(Files { key, from: From::Folder(folder), .. }) = files else {
+            let Some(NamedFiles { key, from: FilesFrom::Folder(folder), .. }) = files else {
                 return Ok(Some((object, None)));
             };
             let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
@@ -164,12 +119,11 @@ impl JsonLines {
             self.count_file(&name, &file);
             return Ok(Some((object, Some(file))));
         };
-        if !ahead.has_ended && ahead.lines.len() <= LINES_AHEAD / 2 {
+        if ahead.needs_lines() {
             let (lines, has_ended) = lines.named(key, u64::MAX);
-            ahead.has_ended = has_ended;
-            ahead.look_up(lines)?;
+            ahead.add(lines, has_ended)?;
         }
-        let Some(line) = ahead.lines.pop_front() else {
+        let Some(line) = ahead.take_next() else {
             *next = lines.at;
             return Ok(None);
         };
@@ -184,12 +138,14 @@ impl JsonLines {
         Ok(Some((object, Some(file))))
     }
 
+    /// Counts the bytes of a file when it is read for the first time.
     fn count_file(&mut self, name: &str, file: &[u8]) {
         if self.read_files.insert(xxh3_64(name.as_bytes())) {
             self.input.expansion.read(file.len() as u64);
         }
     }
 
+    /// The value of a column in a line.
     fn cell(&self, column: &Column, value: &Value) -> Result<Option<FieldBytes>, BadReason> {
         let name = &column.name;
         let must_be_text = self.text.as_ref() == Some(name);
@@ -208,8 +164,7 @@ impl JsonLines {
                 return Err(BadReason::field(name, what));
             }
             _ if must_be_text && (!value.is_string() || number_of(value).is_some()) => {
-                let what = format!("is no text, but {}", shown(value));
-                return Err(BadReason::field(name, what));
+                return Err(BadReason::field(name, format!("is no text, but {}", shown(value))));
             }
             (_, Value::String(text)) => spelled(text).to_owned(),
             (_, other) => unmarked(&other.to_string()),
@@ -219,6 +174,7 @@ impl JsonLines {
 }
 
 impl ObjectLines {
+    /// Begins to read at the line at `offset`.
     fn begin(&mut self, input: &Input, offset: u64) -> Result<()> {
         (self.from, self.at) = match offset {
             0 => lines(input, None)?,
@@ -243,145 +199,21 @@ impl ObjectLines {
         Ok(Some(parse(&self.line).map_err(broken)?))
     }
 
-    /// Reads some lines that begin before `to`, with the names under `key`; returns whether no lines follow them.
+    /// Reads up to [`MAX_LINES`] lines that begin before the offset `to`, with the names under `key`. Also returns
+    /// whether no lines follow.
     fn named(&mut self, key: &str, to: u64) -> (Vec<Named>, bool) {
         let mut lines = Vec::new();
         let mut has_ended = false;
-        while lines.len() < LINES_AHEAD / 2 && self.at < to && !has_ended {
+        while lines.len() < MAX_LINES && self.at < to && !has_ended {
             let line = self.next().transpose();
             has_ended = matches!(line, None | Some(Err(RowError::File(_))));
             lines.extend(line.map(|object| -> Named {
                 let object = object?;
                 let name = name_in(key, &object)?;
-                Ok((object, name, self.at))
+                Ok(NamedLine { object, name, end: self.at })
             }));
         }
         (lines, has_ended)
-    }
-}
-
-impl Files {
-    /// The files that lines name for `column`, which has the index `at`.
-    fn new(at: usize, column: &Column, input: &Input) -> Result<Files> {
-        let key = column.files_of.clone().unwrap_or_default();
-        let from = match &input.object {
-            Some(lines) => From::Store(Box::new(Ahead {
-                lines_are: lines.clone(),
-                lines: VecDeque::new(),
-                has_ended: false,
-                asked_bytes: 0,
-            })),
-            None => {
-                let folder = input.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                From::Folder(Root::open(folder.unwrap_or(Path::new(".")), input.links)?)
-            }
-        };
-        Ok(Files { key, column: at, from })
-    }
-}
-
-/// The file that a line names under `key`, without `.` and repeated slashes; `None`: the line lacks the key.
-fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadReason> {
-    match object.0.iter().find(|(own, _)| own == key) {
-        None => Ok(None),
-        Some((_, Value::String(name))) => {
-            BadReason::LeavesSource
-                .unless(!name.starts_with('/') && name.split('/').all(|part| part != ".."))?;
-            let clean = clean_name(name.as_bytes())?;
-            Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
-        }
-        Some(_) => Err(BadReason::field(key, "names no file")),
-    }
-}
-
-fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
-    folder.stat_file(name)?; // a pipe or a device has no length
-    let file = File::from(folder.open_file(name)?);
-    let len = file.metadata().map_err(BadReason::from)?.len();
-    BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
-    let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
-    file.read_exact_at(&mut bytes, 0).map_err(|error| {
-        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)) // EIO: the file is shorter now
-    })?;
-    Ok(bytes.into())
-}
-
-impl Ahead {
-    /// Looks up the objects that lines name, concurrently, and requests them.
-    fn look_up(&mut self, lines: Vec<Named>) -> Result<(), RowError> {
-        let found = self.find(&lines).map_err(|error| self.failed(error))?;
-        for (line, found) in lines.into_iter().zip(found) {
-            let line = line.and_then(|(object, _, end)| {
-                let file = found.transpose()?.map(|object| Asked { object, pending: None });
-                Ok(Line { object, file, end })
-            });
-            self.lines.push_back(line);
-        }
-        self.ask();
-        Ok(())
-    }
-
-    /// Looks up the objects that lines name, concurrently.
-    fn find(&self, lines: &[Named]) -> Result<Vec<Option<Result<dlfs_places::Object, BadReason>>>> {
-        let InStore { client, object: of, .. } = &self.lines_are;
-        map_at_once(LOOKING_UP, lines, |line| {
-            let Ok((_, Some(name), _)) = line else { return Ok(None) };
-            let Some(key) = shard_index::beside(Path::new(&of.key), name.as_ref()) else {
-                return Ok(Some(Err(BadReason::LeavesSource)));
-            };
-            match client.head(&key.to_string_lossy()) {
-                Ok(object) if object.len_bytes > MAX_SAMPLE_BYTES => {
-                    Ok(Some(Err(BadReason::TooLarge(object.len_bytes))))
-                }
-                Ok(object) => Ok(Some(Ok(object))),
-                Err(error) => objects::reason(error).map(|reason| Some(Err(reason))),
-            }
-        })
-    }
-
-    /// Requests the objects of the next lines, up to the client's window.
-    fn ask(&mut self) {
-        let client = &self.lines_are.client;
-        let asked = self.lines.iter_mut().flatten().filter_map(|line| line.file.as_mut());
-        for Asked { object, pending } in asked.filter(|asked| asked.pending.is_none()) {
-            if self.asked_bytes > 0 && self.asked_bytes + object.len_bytes > client.window_bytes() {
-                break;
-            }
-            self.asked_bytes += object.len_bytes;
-            *pending = Some(client.fetch(object, 0..object.len_bytes));
-        }
-    }
-
-    /// Reads the object of the next line.
-    fn read(&mut self, asked: Asked) -> Result<FieldBytes, RowError> {
-        let Asked { object, pending } = asked;
-        let InStore { client, origins, .. } = &self.lines_are;
-        let pending = match pending {
-            Some(pending) => {
-                self.asked_bytes -= object.len_bytes;
-                pending
-            }
-            None => client.fetch(&object, 0..object.len_bytes),
-        };
-        let mut bytes = zeroed_vec(object.len_bytes).map_err(|error| {
-            let address = client.place().with_key(&*object.key).to_string();
-            self.failed(error.target(address))
-        })?;
-        match pending.read_into(&mut bytes) {
-            Ok(()) => push_origin(&mut origins.lock(), client, &object),
-            Err(error) => {
-                let reason = objects::reason(error).map_err(|error| self.failed(error))?;
-                return Err(reason.into());
-            }
-        }
-        self.ask();
-        Ok(bytes.into())
-    }
-
-    /// Records a failure of the store, which ends the import.
-    fn failed(&self, error: Error) -> RowError {
-        self.lines_are.failure.lock().get_or_insert(error);
-        RowError::File(BadReason::Decoder("the store failed".to_owned()))
     }
 }
 
@@ -397,19 +229,16 @@ impl RowReader for JsonLines {
     }
 
     fn recall(&mut self, to: Option<u64>, mut named: u64) -> Result<u64> {
-        let Some(Files { key, from: From::Store(ahead), .. }) = &self.files else {
+        let Some(NamedFiles { key, from: FilesFrom::Store(ahead), .. }) = &self.files else {
             return Ok(named);
         };
         self.lines.begin(&self.input, 0)?;
         loop {
             let (lines, has_ended) = self.lines.named(key, to.unwrap_or(u64::MAX));
             self.input.check()?;
-            for found in ahead.find(&lines)?.into_iter().flatten() {
-                // A missing object changes the hash, too.
-                let Ok(object) = found else { return Ok(0) };
-                push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
-                named = with(named, &object);
-            }
+            // A missing object changes the hash, too.
+            let Some(with_lines) = ahead.recall(&lines, named)? else { return Ok(0) };
+            named = with_lines;
             if lines.is_empty() || has_ended {
                 return Ok(named);
             }
@@ -468,16 +297,6 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Adds an object to the hash of the named objects.
-fn with(named: u64, object: &dlfs_places::Object) -> u64 {
-    let mut hash = Xxh3::with_seed(named);
-    hash.update(&(object.key.len() as u64).to_le_bytes());
-    hash.update(object.key.as_bytes());
-    hash.update(&object.len_bytes.to_le_bytes());
-    hash.update(object.etag.as_deref().unwrap_or_default().as_bytes());
-    hash.digest().max(1) // 0 stands for none
-}
-
 /// Appends the elements of the array `value`. `false`: it is not an array with these dimensions and elements.
 fn put_values(element: Element, dims: &[Option<u32>], value: &Value, into: &mut Vec<u8>) -> bool {
     match (value, dims) {
@@ -490,6 +309,7 @@ fn put_values(element: Element, dims: &[Option<u32>], value: &Value, into: &mut 
     }
 }
 
+/// Appends the number `value` as an element. `false`: the element type does not hold it.
 fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
     match (value, number_of(value)) {
         (Value::Bool(bit), _) if element == Element::Bool => {
@@ -500,6 +320,3 @@ fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
         _ => false,
     }
 }
-
-/// Most lines that are read ahead, to request their objects.
-const LINES_AHEAD: usize = 128;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use super::RowFile;
 use super::column::{Cells, Column};
 use super::input::Input;
-use super::rows::{OpenRows, RowError, RowReader};
+use super::row_reader::{OpenRows, RowError, RowReader};
 use super::tokens::column;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;

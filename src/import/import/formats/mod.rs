@@ -4,17 +4,17 @@
 //! |-----------|----------------------------------------------------------|----------------------------------|
 //! | `parquet` | Parquet, of pyarrow, Spark, the hub of Hugging Face       | `binary/parquet.rs`              |
 //! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `binary/ipc.rs`                  |
-//! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/indexes.rs`, `binary/items.rs` |
-//! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/indexes.rs`, `binary/items.rs` |
+//! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/mds.rs`, `binary/items.rs` |
+//! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/litdata.rs`, `binary/items.rs` |
 //! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `megatron.rs`                    |
 //! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
-//! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json.rs`       |
+//! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `survey.rs`     |
 //!
 //! The first four need the feature `formats`. With the feature `tokens`, texts of rows become tokens: `texts.rs`.
 //!
 //! Rows are read front to back. A first pass reads JSON Lines, and shards with arrays, to find their types; in a store,
-//! it reads only the beginning of an object. `rows.rs` combines the columns of all files and makes samples of rows;
-//! `column.rs` chooses the columns' roles. Files are local, or objects of a store: `input.rs` opens both, and
+//! it reads only the beginning of an object. `row_set.rs` combines the columns of all files, `column.rs` chooses their
+//! roles, and `rows.rs` makes samples of rows. Files are local, or objects of a store: `input.rs` opens both, and
 //! `binary/blocks.rs` reads an object at several places.
 
 #[cfg(feature = "formats")]
@@ -25,7 +25,10 @@ mod input;
 mod json;
 mod json_lines;
 mod megatron;
+mod row_reader;
+mod row_set;
 mod rows;
+mod survey;
 #[cfg(feature = "tokens")]
 mod texts;
 mod tokens;
@@ -38,8 +41,8 @@ use self::column::Column;
 use self::input::{Failure, FoundPages, InStore, Input};
 use self::json_lines::JsonLines;
 use self::megatron::megatron_file;
-use self::rows::OpenRows;
-pub(crate) use self::rows::RowSet;
+use self::row_reader::OpenRows;
+pub(crate) use self::row_set::RowSet;
 pub use self::rows::RowSource;
 #[cfg(feature = "tokens")]
 pub use self::texts::Encoder;

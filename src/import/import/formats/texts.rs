@@ -10,7 +10,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 use super::RowFile;
 use super::column::{CellKind, Cells, Column, no_column};
 use super::input::Input;
-use super::rows::{OpenRows, RowError, RowReader};
+use super::row_reader::{OpenRows, RowError, RowReader};
 use super::tokens::FIELD;
 use crate::import::columns::{Number, put_number};
 use crate::import::options::RowOptions;
@@ -23,7 +23,9 @@ use dlfs_format::format::field_type::Element;
 /// A tokenizer that encodes texts.
 pub struct Encoder {
     tokenizer: Tokenizer,
+    /// Number of tokens, which are less than this.
     vocabulary: u32,
+    /// Number of threads that encode.
     threads: usize,
 }
 
@@ -66,13 +68,13 @@ impl Encoder {
             };
             let name = |name: &String| if name == FIELD { text.to_owned() } else { name.clone() };
             let fields = options.fields.iter().map(name).collect();
-            let own = RowOptions { fields, ..options.clone() };
+            let of_texts = RowOptions { fields, ..options.clone() };
             let column = |column: &Column| match &*column.name {
                 FIELD => Column::new(text, CellKind::Bytes),
                 _ => column.clone(),
             };
             let known: Option<Vec<Column>> = known.map(|all| all.iter().map(column).collect());
-            let rows = open(input, &own, known.as_deref())?;
+            let rows = open(input, &of_texts, known.as_deref())?;
             let texts = Texts::over(rows, text, kind.clone(), encoder.clone());
             texts.map_err(|error| error.path(&input.path))
         };
@@ -121,23 +123,30 @@ struct Texts {
     text: String,
     element: Element,
     encoder: Arc<Encoder>,
-    /// The threads that encode, once reading has begun.
+    /// Texts for the threads that encode; `None` before reading has begun.
     jobs: Option<Sender<Job>>,
     /// Rows that were read ahead, each with the place behind it.
-    ahead: VecDeque<(Result<Row, RowError>, StreamPlace)>,
-    /// Bytes of their texts.
+    ahead: VecDeque<(Result<AheadRow, RowError>, StreamPlace)>,
+    /// Bytes of the texts of these rows.
     ahead_bytes: usize,
     /// Set once `rows` has no more.
     has_ended: bool,
-    /// Number of rows read, and the place behind the last one returned.
+    /// Number of rows read.
     read: u64,
+    /// The place behind the last row returned.
     next: StreamPlace,
-    /// The values of a row of `rows`.
-    own: Cells,
+    /// The values of the last row of `rows`.
+    cells: Cells,
 }
 
-/// A row that was read ahead: its other values, the tokens of its text, and the bytes of the text.
-type Row = (Cells, Encoded, usize);
+/// A row that was read ahead.
+struct AheadRow {
+    /// The values of the other columns.
+    cells: Cells,
+    tokens: Encoded,
+    /// Length of the text.
+    text_bytes: usize,
+}
 
 impl Texts {
     /// The rows of `rows`, with tokens of type `kind` in place of the column `text`.
@@ -145,7 +154,7 @@ impl Texts {
     /// # Errors
     /// `InvalidArgument`: there is no such column, or it has no texts.
     fn over(
-        (own, rows): OpenRows,
+        (columns, rows): OpenRows,
         text: &str,
         kind: FieldType,
         encoder: Arc<Encoder>,
@@ -153,22 +162,22 @@ impl Texts {
         let wrong = |what: String| {
             Error::invalid(what, "--text-field names the column of texts for the tokenizer")
         };
-        let Some(at) = own.iter().position(|column| column.name == text) else {
-            return Err(wrong(no_column(text, &own)));
+        let Some(at) = columns.iter().position(|column| column.name == text) else {
+            return Err(wrong(no_column(text, &columns)));
         };
-        if !matches!(own[at].kind, CellKind::Bytes | CellKind::Nothing) {
-            return Err(wrong(format!("column {text} has {}, not texts", own[at].shown())));
+        if !matches!(columns[at].kind, CellKind::Bytes | CellKind::Nothing) {
+            return Err(wrong(format!("column {text} has {}, not texts", columns[at].shown())));
         }
-        if own.iter().any(|column| column.files_of.is_some()) {
+        if columns.iter().any(|column| column.files_of.is_some()) {
             let text = "rows with texts for a tokenizer name no files";
             let hint = "leave out --files, or the key file_name of --fields";
             return Err(Error::invalid(text, hint));
         }
-        // Another column of the name is not taken.
-        let places = (0..own.len()).filter(|place| *place == at || own[*place].name != FIELD);
-        let places: Vec<usize> = places.collect();
+        // Another column with the name of the tokens is left out.
+        let is_taken = |other: &usize| *other == at || columns[*other].name != FIELD;
+        let places: Vec<usize> = (0..columns.len()).filter(is_taken).collect();
         let element = kind.element();
-        let mut columns: Vec<Column> = places.iter().map(|place| own[*place].clone()).collect();
+        let mut columns: Vec<Column> = places.iter().map(|place| columns[*place].clone()).collect();
         let tokens = places.iter().take_while(|place| **place != at).count();
         columns[tokens] = Column::new(FIELD, CellKind::Elements(kind));
         let rows = Texts {
@@ -184,7 +193,7 @@ impl Texts {
             has_ended: false,
             read: 0,
             next: StreamPlace::default(),
-            own: Cells::new(),
+            cells: Cells::new(),
         };
         Ok((columns, Box::new(rows)))
     }
@@ -208,7 +217,7 @@ impl Texts {
     /// Reads rows, and hands their texts to the threads, until enough are under way.
     fn read_ahead(&mut self) {
         while !self.has_ended && self.ahead.len() < AHEAD_ROWS && self.ahead_bytes < AHEAD_BYTES {
-            let read = self.rows.next_row(&mut self.own);
+            let read = self.rows.next_row(&mut self.cells);
             self.has_ended = matches!(read, Ok(false) | Err(RowError::File(_)));
             if let Ok(false) = read {
                 return;
@@ -216,15 +225,15 @@ impl Texts {
             self.read += 1;
             let place = self.rows.place(self.read);
             let row = read.and_then(|_| self.hand_over());
-            self.ahead_bytes += row.as_ref().map_or(0, |(.., text_bytes)| *text_bytes);
+            self.ahead_bytes += row.as_ref().map_or(0, |row| row.text_bytes);
             self.ahead.push_back((row, place));
         }
     }
 
-    /// Hands the text of the row just read to the threads. Returns its other values, and the bytes of the text.
-    fn hand_over(&mut self) -> Result<Row, RowError> {
+    /// Hands the text of the row just read to the threads.
+    fn hand_over(&mut self) -> Result<AheadRow, RowError> {
         let mut cells: Cells =
-            self.places.iter().map(|at| self.own.get_mut(*at).and_then(Option::take)).collect();
+            self.places.iter().map(|at| self.cells.get_mut(*at).and_then(Option::take)).collect();
         let Some(text) = cells[self.tokens].take() else {
             return Err(self.wrong("is not in this row".to_owned()));
         };
@@ -233,9 +242,10 @@ impl Texts {
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send((text, send)); // without threads the result is missing
         }
-        Ok((cells, tokens, text_bytes))
+        Ok(AheadRow { cells, tokens, text_bytes })
     }
 
+    /// The error for the text of a row.
     fn wrong(&self, what: String) -> RowError {
         BadReason::field(&self.text, what).into()
     }
@@ -258,7 +268,7 @@ impl RowReader for Texts {
         self.read_ahead();
         let Some((row, place)) = self.ahead.pop_front() else { return Ok(false) };
         self.next = place;
-        let (others, tokens, text_bytes) = row?;
+        let AheadRow { cells: others, tokens, text_bytes } = row?;
         self.ahead_bytes -= text_bytes;
         let tokens = tokens.recv().unwrap_or_else(|_| Err("crashes the tokenizer".to_owned()));
         let tokens = tokens.map_err(|what| self.wrong(what))?;
@@ -268,8 +278,9 @@ impl RowReader for Texts {
     }
 }
 
-/// Rows and bytes of texts that are read ahead. Encoding a text takes some 200 bytes for each of its own.
+/// Maximum number of rows that are read ahead.
 const AHEAD_ROWS: usize = 4096;
+/// Maximum number of bytes of texts that are read ahead. Encoding takes some 200 bytes of memory for each byte of text.
 const AHEAD_BYTES: usize = 8 << 20;
 /// The regular expressions of tokenizers keep a state for each blank of a run, and end the search without an error
 /// above 1,000,000 states.

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, bounded};
 use super::arrays::BatchCells;
 use super::panics::guarded;
 use crate::import::formats::column::Cells;
-use crate::import::formats::rows::{RowError, RowReader};
+use crate::import::formats::row_reader::{RowError, RowReader};
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::Result;

@@ -13,10 +13,13 @@ use dlfs_base::Result;
 /// The length and hashes that an index states for a file, named as in Python's `hashlib` and `xxhash`.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Stated {
+    /// Length of the file.
     #[serde(default)]
     pub(super) bytes: Option<u64>,
+    /// Hashes of the file in hexadecimal, by name.
     #[serde(default)]
     pub(super) hashes: BTreeMap<String, String>,
+    /// Number of items.
     #[serde(skip)]
     pub(super) items: Option<u64>,
 }
@@ -81,6 +84,7 @@ impl Stated {
     }
 }
 
+/// The error for a file that differs from the index.
 fn differs(input: &Input, what: &str) -> Result<()> {
     let text = format!("its {what}: it was damaged, or written again without its index");
     Err(input.bad(text).hint("copy the shard and its index again from where they come"))

@@ -18,7 +18,7 @@ use super::panics::guarded;
 use super::stated_buffers::StatedBuffers;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{BUFFER_BYTES, Input};
-use crate::import::formats::rows::OpenRows;
+use crate::import::formats::row_reader::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Compressed;
 use crate::import::sources::sample_stream::StreamPlace;
@@ -66,6 +66,7 @@ fn file_or_stream(
     }
 }
 
+/// The rows of a file with a footer.
 fn file(
     mut from: impl Read + Seek + Send + 'static,
     input: &Input,
@@ -157,6 +158,7 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
     blocks.all(is_within).then_some(()).ok_or_else(behind)
 }
 
+/// Runs `open`, a step of opening `input`.
 fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Result<R> {
     guarded(|| open().map_err(|error| error.to_string()))
         .map_err(|what| input.bad(format!("the Arrow file cannot be read: {what}")))
@@ -167,6 +169,7 @@ struct StreamBatches {
     reader: StreamReader<Counted>,
     /// Set if reading can begin at any batch.
     has_entries: bool,
+    /// Set after the last batch.
     is_over: bool,
 }
 

@@ -10,13 +10,14 @@
 //! LitData puts rows without arrays and pictures into an Arrow file instead. It begins where the items would begin, and
 //! all items in the table are empty. After it are 4 bytes for its length, and `LDARW01` with a NUL.
 //!
-//! An array in an item has a header, with an element type and a shape: see [`LeafForm`].
+//! An array in an item has a header, with an element type and a shape: see `leaf_form.rs`.
 
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::hashes::Stated;
+use super::leaf_form::{ArrayHeader, LeafForm};
 use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
 use crate::import::formats::input::{Input, LOOKING_UP};
 use crate::import::formats::rows::{OpenRows, RowError, RowReader};
@@ -27,13 +28,15 @@ use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
 use crate::import::sources::shard::read_some;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, Result};
-use dlfs_format::format::field_type::{Element, FieldType};
+use dlfs_format::format::field_type::FieldType;
 use dlfs_format::format::npy;
 
 /// The layout of the items of some shards.
 #[derive(Debug, Clone)]
 pub(super) struct ItemFormat {
+    /// The columns of an item, in the order of their bytes.
     leaves: Vec<Leaf>,
+    /// The same columns, with the kinds of their values.
     columns: Vec<Column>,
     /// Set if shards hold Arrow files in place of items.
     is_arrow: bool,
@@ -42,11 +45,11 @@ pub(super) struct ItemFormat {
 /// The layout of a column in an item.
 #[derive(Debug, Clone)]
 pub(super) struct Leaf {
-    /// Its name.
+    /// Name of the column.
     pub(super) name: String,
-    /// Its length, or the way to find it.
+    /// Length of the bytes, or the way to find it.
     pub(super) len: LeafLen,
-    /// The form of its bytes.
+    /// Form of the bytes.
     pub(super) form: LeafForm,
 }
 
@@ -59,24 +62,6 @@ pub(super) enum LeafLen {
     Fixed(u32),
     /// The column is the whole item.
     Item,
-}
-
-/// The form of a column's bytes.
-#[derive(Debug, Clone)]
-pub(super) enum LeafForm {
-    /// Plain values of this kind, without a header.
-    Is(CellKind),
-    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the element type, unless `TYPE` names it; a byte with the number
-    /// of dimensions in the upper 6 bits, and log2 of the bytes of each dimension in the lower 2 bits; the
-    /// dimensions; then the array.
-    Mds(Option<Element>),
-    /// LitData `numpy`: the number of the element type, the number of dimensions, and the dimensions, 4 bytes each;
-    /// then the array.
-    Numpy,
-    /// LitData `tensor`: as `numpy`, but big-endian and with other numbers for the types.
-    Tensor,
-    /// LitData `no_header_numpy:N`, `no_header_tensor:N`: an array of one dimension, without a header.
-    Bare(Element),
 }
 
 impl ItemFormat {
@@ -161,6 +146,7 @@ impl ItemFormat {
         BadReason::Syntax(what).unless(at == item.len()).map(|()| ranges)
     }
 
+    /// Splits an item into cells. Arrays without a common type become `.npy` files.
     fn cells(&self, item: Vec<u8>, cells: &mut Cells) -> Result<(), BadReason> {
         let ranges = self.ranges(&item)?;
         let item = Arc::new(item);
@@ -233,6 +219,7 @@ pub(super) type Table = Arc<OnceLock<Option<Vec<u32>>>>;
 pub(super) struct ItemRows {
     format: Arc<ItemFormat>,
     input: Input,
+    /// The length, hashes and number of items that the index states.
     stated: Stated,
     table: Table,
     /// The open shard, once reading has begun.
@@ -320,6 +307,7 @@ impl RowReader for ItemRows {
 /// A shard that is read front to back.
 struct Shard {
     from: Box<dyn Read + Send>,
+    /// Offset of the next item.
     at: u64,
     /// The rest of the table of offsets, reversed: the last entry is the beginning of the next item.
     ends: Vec<u32>,
@@ -444,6 +432,7 @@ fn offsets(table: &[u8]) -> io::Result<Vec<u32>> {
     is_well.then_some(offsets).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// The error for a shard whose table of offsets cannot be read.
 fn no_table(error: io::Error, input: &Input) -> Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => input.bad("the shard ends within its table of offsets"),
@@ -458,109 +447,3 @@ const TABLE_BYTES: u64 = 64 << 10;
 const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// The magic bytes at the beginning of an Arrow file, before its messages.
 const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
-
-/// The element type and shape of an array, and the length of the header before its elements.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct ArrayHeader {
-    /// The type of an element.
-    pub(super) element: Element,
-    /// The length in each dimension.
-    pub(super) shape: Vec<u64>,
-    /// Bytes of the header.
-    pub(super) len: usize,
-}
-
-impl LeafForm {
-    /// The kind of the values; `Nothing` if it is known only from values.
-    fn known(&self) -> CellKind {
-        match self {
-            LeafForm::Is(kind) => kind.clone(),
-            LeafForm::Bare(element) => {
-                let kind = FieldType::new(*element, true, Vec::new());
-                kind.map_or(CellKind::Nothing, CellKind::Elements)
-            }
-            _ => CellKind::Nothing,
-        }
-    }
-
-    /// Reads the header of the array `bytes`; `None`: they are plain values.
-    ///
-    /// # Errors
-    /// The header is broken, or dlfs lacks its element type.
-    fn header(&self, bytes: &[u8]) -> Result<Option<ArrayHeader>, BadReason> {
-        let mut rest = bytes;
-        let (element, shape) = match *self {
-            LeafForm::Is(_) => return Ok(None),
-            LeafForm::Mds(element) => {
-                let element = match element {
-                    Some(element) => element,
-                    None => mds_element(take(&mut rest, 1)?[0]).ok_or(NO_TYPE)?,
-                };
-                let dims = take(&mut rest, 1)?[0];
-                let each = 1 << (dims & 3);
-                let shape = (0..dims >> 2).map(|_| Ok(little(take(&mut rest, each)?)));
-                (element, shape.collect::<Result<_, BadReason>>()?)
-            }
-            LeafForm::Numpy => {
-                let element = numpy_element(little(take(&mut rest, 4)?)).ok_or(NO_TYPE)?;
-                (element, words(&mut rest, little)?)
-            }
-            LeafForm::Tensor => {
-                let element = torch_element(big(take(&mut rest, 4)?)).ok_or(NO_TYPE)?;
-                (element, words(&mut rest, big)?)
-            }
-            LeafForm::Bare(element) => {
-                (element, vec![bytes.len() as u64 / u64::from(element.len_bytes())])
-            }
-        };
-        Ok(Some(ArrayHeader { element, shape, len: bytes.len() - rest.len() }))
-    }
-}
-
-/// Reads the number of dimensions and returns the dimensions.
-fn words(rest: &mut &[u8], number: fn(&[u8]) -> u64) -> Result<Vec<u64>, BadReason> {
-    let dims = number(take(rest, 4)?);
-    BadReason::Syntax("an array has more than 64 dimensions").unless(dims <= MAX_DIMS)?;
-    (0..dims).map(|_| Ok(number(take(rest, 4)?))).collect()
-}
-
-fn take<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], BadReason> {
-    let (taken, behind) =
-        rest.split_at_checked(len).ok_or(BadReason::Syntax("an array ends within its header"))?;
-    *rest = behind;
-    Ok(taken)
-}
-
-fn little(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
-fn big(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
-/// The type with an MDS number: 8 times the bytes of an element, plus 0 for unsigned, 1 for signed, 2 for float.
-fn mds_element(number: u8) -> Option<Element> {
-    use Element::{F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    let kinds: &[[Element; 4]] = &[[U8, U16, U32, U64], [I8, I16, I32, I64], [F16, F16, F32, F64]];
-    let kind = kinds.get(usize::from(number & 7))?;
-    kind.iter().copied().find(|kind| kind.len_bytes() == u32::from(number >> 3))
-}
-
-/// The NumPy type with a LitData number.
-pub(super) fn numpy_element(number: u64) -> Option<Element> {
-    numbered("i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 - - bool", number)
-}
-
-/// The PyTorch type with a LitData number.
-pub(super) fn torch_element(number: u64) -> Option<Element> {
-    numbered("f32 f32 f64 f64 - - - - f16 f16 bf16 u8 i8 i16 i16 i32 i32 i64 i64 bool u16", number)
-}
-
-fn numbered(names: &str, number: u64) -> Option<Element> {
-    names.split(' ').nth(usize::try_from(number).ok()?).and_then(Element::named)
-}
-
-const NO_TYPE: BadReason =
-    BadReason::Syntax("an array has elements of a type that dlfs does not have");
-const MAX_DIMS: u64 = 64;

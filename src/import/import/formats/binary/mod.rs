@@ -7,6 +7,9 @@ mod hashes;
 mod indexes;
 mod ipc;
 mod items;
+mod leaf_form;
+mod litdata;
+mod mds;
 mod page_file;
 mod page_headers;
 mod panics;
@@ -34,8 +37,8 @@ pub(super) fn files(
             let footer = parquet::Footer::default();
             Arc::new(move |input, options, _| parquet::open(input, options, &footer))
         }
-        SourceKind::Mds => return indexes::mds(&input, &stem, options),
-        SourceKind::LitData => return indexes::litdata(&input, &stem, options),
+        SourceKind::Mds => return mds::mds(&input, &stem, options),
+        SourceKind::LitData => return litdata::litdata(&input, &stem, options),
         _ => Arc::new(|input, options, _| ipc::open(input, options)),
     };
     Ok(vec![RowFile { input, stem, open }])

@@ -30,7 +30,7 @@ use super::page_headers::StatedPages;
 use super::panics::guarded;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{InStore, Input};
-use crate::import::formats::rows::OpenRows;
+use crate::import::formats::row_reader::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::sample_stream::StreamPlace;
@@ -81,6 +81,7 @@ impl Footer {
         Ok(blocks(end))
     }
 
+    /// Keeps the footer, if `end` has all of it, and there is room.
     fn keep(&self, end: &Bytes) {
         // The last 8 bytes are the length of what is in front of them, and a mark.
         let Some(&[a, b, c, d, ..]) = end.last_chunk::<8>() else { return };
@@ -112,8 +113,8 @@ fn rows_of(
     options: &RowOptions,
     plan: impl FnOnce(Vec<Vec<Range<u64>>>) + 'static,
 ) -> Result<OpenRows> {
-    let own = input.clone();
-    let bad = move |what: String| own.bad(format!("the Parquet file cannot be read: {what}"));
+    let named = input.clone();
+    let bad = move |what: String| named.bad(format!("the Parquet file cannot be read: {what}"));
     let found = Some(Arc::clone(&input.pages));
     let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false, found };
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
@@ -132,17 +133,23 @@ fn rows_of(
 /// A file whose row groups are decoded one after the other.
 struct Table<F> {
     from: StatedPages<F>,
+    /// The footer, with an offset index if pages are looked up.
     metadata: ArrowReaderMetadata,
     /// The columns that are read.
     read: ProjectionMask,
+    /// Rows of a batch.
     rows_at_once: usize,
 }
 
 /// Some rows of a row group.
 struct GroupRows {
+    /// The index of the row group.
     group: usize,
+    /// Number of rows of the group before these.
     skipped: usize,
+    /// Number of these rows.
     rows: usize,
+    /// Set if these are all rows of the group.
     is_whole: bool,
 }
 
@@ -263,6 +270,7 @@ fn offsets(
     Some(index.build())
 }
 
+/// The length of a range.
 fn len(range: &Range<u64>) -> u64 {
     range.end - range.start // an empty one was left out
 }
@@ -303,8 +311,8 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         Ok((columns, Table { from, metadata, read, rows_at_once }))
     }
 
-    /// Looks where the pages of `wanted` are: earlier readers may have met all of them, or the file may say it of all
-    /// columns. Without this, they are found one after the other.
+    /// Finds the offsets of the pages of `wanted`: earlier readers may have met all of them, or the file has an offset
+    /// index of all columns. Otherwise the decoder finds the pages one after the other.
     fn find_pages(&mut self, wanted: &[GroupRows]) {
         let options = ArrowReaderOptions::new().with_schema(self.metadata.schema().clone());
         let metadata = match self.met_pages(wanted) {
@@ -355,6 +363,7 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         ranges.filter(|range| !range.is_empty()).collect()
     }
 
+    /// The decoder of these rows.
     fn reader(&self, of: &GroupRows) -> Result<ParquetRecordBatchReader, String> {
         let mut from = self.from.clone();
         let metadata = self.metadata.clone();
@@ -364,7 +373,7 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
                 !self.read.leaf_included(leaf) || index.page_locations(of.group, leaf).is_some()
             })
         });
-        // Nobody reads a part of a short one.
+        // Parts are read of long row groups alone.
         from.found = from.found.filter(|_| {
             metadata.metadata().row_group(of.group).total_byte_size() >= LONG_GROUP_BYTES
         });
@@ -379,7 +388,7 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
     }
 }
 
-/// The number of rows that have so many bytes on average.
+/// The number of rows that have `batch_bytes` bytes on average.
 fn rows_at_once(metadata: &ParquetMetaData, batch_bytes: i64) -> usize {
     let groups = metadata.row_groups();
     let sum = |of: fn(&RowGroupMetaData) -> i64| {
@@ -391,12 +400,15 @@ fn rows_at_once(metadata: &ParquetMetaData, batch_bytes: i64) -> usize {
     (batch_bytes / each).clamp(1, MAX_ROWS) as usize
 }
 
+/// Approximate size of a batch.
 const BATCH_BYTES: i64 = 8 << 20;
-/// Parts are decoded a batch ahead, too.
+/// Approximate size of a batch of a part, which is decoded a batch ahead, too.
 const PART_BATCH_BYTES: i64 = 1 << 20;
+/// Maximum number of rows of a batch.
 const MAX_ROWS: i64 = 1 << 16;
 /// Row groups from this length on may be read in parts.
 const LONG_GROUP_BYTES: i64 = 8 << 20;
 /// The bytes requested from an object's end, which often have the whole footer.
 const FOOTER_BYTES: u64 = 64 << 10;
+/// Limit of the bytes of all footers that are kept.
 const MOST_KEPT_FOOTERS: usize = 32 << 20;
