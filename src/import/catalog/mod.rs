@@ -18,8 +18,9 @@
 //! DIESEL keeps in its key-value store. The index may be lost: it is rebuilt from the chunk
 //! headers.
 //!
-//! Read [`Catalog`] first, then `store.rs`; `resolve.rs` is what opening an image calls.
+//! Read [`Catalog`] first, then `entries.rs` and `store.rs`. To open an image, `resolve.rs` is called.
 
+mod entries;
 mod folder;
 mod index;
 mod places;
@@ -34,9 +35,6 @@ mod store;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
 pub use folder::FolderStore;
 pub use index::{ChunkEntry, Index};
 pub use record::{Parent, Record};
@@ -47,15 +45,17 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
 use dlfs_io::address::catalog_name::is_catalog_word;
 use dlfs_io::address::{CatalogName, CatalogPlace, CatalogVersion};
-use record::{AliasEntry, VersionEntry, decode, encode};
-use store::MAX_LOG_BYTES;
+use entries::{append, entries_of, newest_entry, read_entry, words};
+use record::{AliasEntry, VersionEntry};
 
 /// An open catalogue. Each call has a deadline, [`DEADLINE`] by default, which it keeps even if the
 /// store hangs.
 #[derive(Clone)]
 pub struct Catalog {
+    /// The name of the catalogue, for messages.
     place: CatalogPlace,
     store: Arc<dyn Store>,
+    /// The time that a call may take.
     deadline: Duration,
 }
 
@@ -317,6 +317,7 @@ impl Catalog {
         })
     }
 
+    /// The name of a version in this catalogue.
     fn asked(&self, name: &str, version: Option<&CatalogVersion>) -> CatalogName {
         CatalogName {
             catalog: self.place.clone(),
@@ -366,6 +367,7 @@ fn none_of(name: &str, what: &str) -> Error {
     Error::new(ErrorKind::NotFound, message).hint("dlfs catalog show lists what there is")
 }
 
+/// The error for a data set that the catalogue does not have.
 fn no_such(place: &CatalogPlace, name: &str) -> Error {
     let message = format!("the catalogue has no data set {name}");
     Error::new(ErrorKind::NotFound, message).hint(format!("dlfs catalog ls dlfs://{place}"))
@@ -374,7 +376,7 @@ fn no_such(place: &CatalogPlace, name: &str) -> Error {
 /// The version that `asked` names, with its number.
 fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
     let name = &asked.name;
-    let gone = |what: String| none_of(name, &what);
+    let absent = |what: String| none_of(name, &what);
     match &asked.version {
         None => newest_version(store, name)?.ok_or_else(|| no_such(&asked.catalog, name)),
         Some(CatalogVersion::Generation(generation)) => {
@@ -382,9 +384,9 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
             if versions.is_empty() {
                 return Err(no_such(&asked.catalog, name));
             }
-            let is_it = |(_, record): &(u64, Record)| record.generation == generation.0;
-            let mut found = versions.into_iter().rev().filter(is_it);
-            let first = found.next().ok_or_else(|| gone(format!("generation {generation}")))?;
+            let has_it = |(_, record): &(u64, Record)| record.generation == generation.0;
+            let mut found = versions.into_iter().rev().filter(has_it);
+            let first = found.next().ok_or_else(|| absent(format!("generation {generation}")))?;
             if let Some((_, other)) = found.find(|(_, record)| record.image != first.1.image) {
                 let message = format!(
                     "{name} has generation {generation} of two images, {} and {}",
@@ -398,17 +400,21 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
         Some(CatalogVersion::Alias(alias)) => {
             let log = Log::Alias(name.clone(), alias.clone());
             let to = newest_entry::<AliasEntry>(store, &log)?.and_then(|(_, entry)| entry.to);
-            let to = to.ok_or_else(|| gone(format!("alias {alias}")))?;
+            let to = to.ok_or_else(|| absent(format!("alias {alias}")))?;
             match read_entry(store, &Log::Versions(name.clone()), to.version)? {
                 VersionEntry::Added(record) => Ok((to.version, *record)),
                 VersionEntry::Removed { .. } => {
-                    Err(gone(format!("version {} (alias {alias})", to.version)))
+                    Err(absent(format!("version {} (alias {alias})", to.version)))
                 }
             }
         }
     }
 }
 
+/// Moves an alias to a version, or removes it if `to` is `None`. Returns its number of moves.
+///
+/// # Errors
+/// `Busy`: the alias does not point to what `expect` says. Errors of the store.
 fn move_alias(
     store: &dyn Store,
     log: &Log,
@@ -454,7 +460,7 @@ fn aliases_of(store: &dyn Store, name: &str) -> Result<Vec<Alias>> {
     Ok(aliases)
 }
 
-/// The error that an alias points to one of the versions `numbers`, if one does.
+/// The error for an alias that points to one of the versions `numbers`. `None`: no alias does.
 fn pointed_to(store: &dyn Store, name: &str, numbers: &[u64]) -> Result<Option<Error>> {
     let aliases = aliases_of(store, name)?;
     let pointing = aliases.iter().find(|alias| numbers.contains(&alias.version));
@@ -478,6 +484,7 @@ fn newest_version(store: &dyn Store, name: &str) -> Result<Option<(u64, Record)>
     }
 }
 
+/// The versions that were added and not removed, with their numbers.
 fn living(entries: Vec<(u64, VersionEntry)>) -> Vec<(u64, Record)> {
     let mut versions: Vec<(u64, Record)> = Vec::with_capacity(entries.len());
     for (number, entry) in entries {
@@ -491,72 +498,7 @@ fn living(entries: Vec<(u64, VersionEntry)>) -> Vec<(u64, Record)> {
     versions
 }
 
-fn entries_of<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Vec<(u64, T)>> {
-    let mut left = MAX_LOG_BYTES;
-    let entry = |number| {
-        let bytes = bytes_of(store, log, number)?;
-        left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
-            corrupt(format!("the entries of {log} have more than {MAX_LOG_BYTES} bytes"))
-        })?;
-        Ok((number, decode(&bytes, &format!("{log} {number}"))?))
-    };
-    (1..=last_of(store, log)?).map(entry).collect()
-}
-
-fn newest_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Option<(u64, T)>> {
-    let last = last_of(store, log)?;
-    (last > 0).then(|| Ok((last, read_entry(store, log, last)?))).transpose()
-}
-
-/// The number of a log's last entry, 0 if the log is empty. Checks that all entries before it
-/// exist.
-fn last_of(store: &dyn Store, log: &Log) -> Result<u64> {
-    let mut numbers = store.numbers(log)?;
-    numbers.sort_unstable();
-    let last = numbers.last().copied().unwrap_or(0);
-    // While a folder is listed, entries may be added of which the listing shows only the last.
-    let missed = last.abs_diff(numbers.len() as u64);
-    if missed > MAX_MISSED {
-        return Err(corrupt(format!("the last of {} is {log} {last}", numbers.len())));
-    }
-    if missed > 0 {
-        let unlisted = |number: &u64| numbers.binary_search(number).is_err();
-        (1..last).filter(unlisted).try_for_each(|n| bytes_of(store, log, n).map(drop))?;
-    }
-    Ok(last)
-}
-
-fn read_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log, number: u64) -> Result<T> {
-    decode(&bytes_of(store, log, number)?, &format!("{log} {number}"))
-}
-
-/// The bytes of an entry that must exist.
-fn bytes_of(store: &dyn Store, log: &Log, number: u64) -> Result<Vec<u8>> {
-    store.read(log, number)?.ok_or_else(|| corrupt(format!("{log} {number} is missing")))
-}
-
-fn corrupt(what: String) -> Error {
-    let message = format!("the catalogue is damaged: {what}");
-    Error::new(ErrorKind::Corrupt, message)
-        .hint("dlfs never removes entries: restore them, or remove one that it did not write")
-}
-
-fn append<T: Serialize>(store: &dyn Store, log: &Log, number: u64, entry: &T) -> Result<bool> {
-    store.append(log, number, &encode(entry)?)
-}
-
-/// Checks `names`, which the store returned: each must be a valid word, and so cannot lead out of
-/// the catalogue.
-fn words(names: Vec<String>) -> Result<Vec<String>> {
-    match names.iter().find(|name| !is_catalog_word(name)) {
-        Some(name) => {
-            let begins: String = name.chars().take(100).collect();
-            Err(corrupt(format!("{begins:?} is no name of a data set or alias")))
-        }
-        None => Ok(names),
-    }
-}
-
+/// Refuses a word that no name or alias may be. `what` describes it.
 fn check_word(what: &str, word: &str) -> Result<()> {
     if is_catalog_word(word) {
         return Ok(());
@@ -570,6 +512,3 @@ fn check_word(what: &str, word: &str) -> Result<()> {
 
 /// Default timeout of a call.
 pub const DEADLINE: Duration = Duration::from_secs(10);
-
-/// Largest number of entries that may be added while a log is listed.
-const MAX_MISSED: u64 = 1000;

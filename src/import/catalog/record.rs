@@ -1,5 +1,5 @@
-//! A catalogue's record of a version of a data set, and the JSON of its entries. Other programs may have written
-//! it, so it is not trusted.
+//! The entries of a catalogue's logs as JSON: records of versions of data sets, and targets of aliases. Other programs
+//! may have written them, so they are not trusted.
 
 use std::collections::BTreeMap;
 
@@ -20,11 +20,11 @@ pub struct Record {
     /// Locations of the image: for each site an IMAGE (addresses separated by commas). A reader
     /// takes the first site that it can reach.
     pub sites: Vec<String>,
-    /// Live samples.
+    /// Number of live samples.
     pub samples: u64,
     /// Bytes of the live samples.
     pub bytes: u64,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u64,
     /// The directory snapshot of this generation: CRC32C of its head, and its length.
     pub snapshot: String,
@@ -90,6 +90,7 @@ impl Record {
         self.sites.iter().map(parse).collect()
     }
 
+    /// Refuses a record whose addresses cannot be read.
     pub(super) fn check(&self) -> Result<()> {
         self.addresses().map(drop).map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, "this cannot be added to a catalogue")
@@ -107,7 +108,9 @@ impl Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum VersionEntry {
+    /// The versions with these numbers were removed.
     Removed { versions: Vec<u64> },
+    /// A version was added. Its number is that of the entry.
     Added(Box<Record>),
 }
 
@@ -119,15 +122,19 @@ pub(super) struct AliasEntry {
     pub(super) to: Option<PointsTo>,
 }
 
+/// The target of an alias.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PointsTo {
     /// The number of the version.
     pub(super) version: u64,
+    /// The generation of the version.
     pub(super) generation: u64,
+    /// The UUID of the version's image.
     pub(super) image: String,
 }
 
 impl AliasEntry {
+    /// An alias that points to a version, given by number and record; `None`: the alias is removed.
     pub(super) fn new(to: Option<(u64, &Record)>) -> AliasEntry {
         let to = to.map(|(version, record)| PointsTo {
             version,
@@ -149,17 +156,22 @@ fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     }
 }
 
-/// Opening an image tries the sites in turn.
+/// Maximum number of sites. Opening an image tries them in turn.
 const MAX_SITES: usize = 64;
 
 /// The format of entries. The key `format` is absent in this format; later ones will set it.
 pub(super) const FORMAT: u32 = 0;
 
+/// Encodes an entry.
 pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     let text = serde_json::to_vec_pretty(value);
     text.map_err(|error| Error::new(ErrorKind::Internal, "cannot write JSON").source(error))
 }
 
+/// Decodes an entry; `what` names it in errors.
+///
+/// # Errors
+/// `Corrupt`: it is no entry. `Unsupported`: a later release wrote it.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T> {
     #[derive(serde::Deserialize)]
     struct Format {

@@ -65,6 +65,7 @@ pub fn resolve(image: &[Address]) -> Result<Resolved> {
     }
 }
 
+/// The record of the version that a name stands for: from the catalogue, or if it is unreachable, the last known one.
 fn look_up(name: &CatalogName) -> Result<Record> {
     let catalog = Catalog::open(&name.catalog)?;
     let last_known = LastKnown::of(name);
@@ -137,12 +138,14 @@ impl Named {
 pub(super) struct LastKnown(Option<PathBuf>);
 
 impl LastKnown {
+    /// The cache file of `name`.
     pub(super) fn of(name: &CatalogName) -> LastKnown {
         let cache = user_folder("XDG_CACHE_HOME", ".cache");
         let file = format!("{:016x}.json", xxh3_64(name.to_string().as_bytes()));
         LastKnown(cache.map(|folder| folder.join("dlfs/catalog").join(file)))
     }
 
+    /// The record that the file holds, if it holds one.
     pub(super) fn read(&self) -> Option<Record> {
         decode(&self.bytes()?, "what was known last").ok()
     }

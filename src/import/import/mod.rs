@@ -51,6 +51,7 @@ mod progress;
 mod purge;
 mod read_back;
 mod rebuild;
+mod remains;
 mod retry;
 mod scan;
 pub mod shards;

@@ -27,11 +27,11 @@ use dlfs_places::Place;
 /// A shard, as it was listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
-    /// Its path or address.
+    /// Path or address.
     pub path: PathBuf,
     /// Prefix of names that an earlier shard has, too.
     pub name: Vec<u8>,
-    /// Its length in bytes, as stored.
+    /// Length in bytes, as stored.
     pub len_bytes: u64,
     /// Changes with the shard: a hash of its entity tag, or of its inode and time.
     pub stamp: u64,
@@ -39,14 +39,19 @@ pub struct Shard {
 
 /// The shards of a source, in the order of an import.
 pub struct Shards {
+    /// The kind of the shards.
     judged: Judged,
+    /// The file or object of each shard.
     files: Vec<FoundFile>,
     shards: Vec<Shard>,
+    /// The columns of the files, if the shards are files of rows.
     rows: Option<Arc<RowSet>>,
     options: ImportOptions,
+    /// Entries beside the shards that are no files.
     bad: Vec<BadEntry>,
     /// Names and types of the fields of all samples.
     layout: OnceLock<(Vec<Vec<u8>>, FieldTypes)>,
+    /// The typed columns whose values come from fields. Set by the first sample.
     field_columns: OnceLock<FieldColumns>,
 }
 
@@ -109,7 +114,7 @@ impl Shards {
         &self.shards
     }
 
-    /// Their kind; never `Auto`.
+    /// The kind of the shards; never `Auto`.
     pub fn kind(&self) -> SourceKind {
         self.judged.kind
     }
@@ -212,6 +217,8 @@ impl Shards {
         Err(error.hint("open the data set again"))
     }
 
+    /// As [`stream`](Self::stream), without checks. `ahead_bytes`: bytes to request ahead from a store; `None`: as many
+    /// as the client's window allows.
     fn open(
         &self,
         number: usize,
@@ -267,6 +274,7 @@ impl Shards {
 /// The samples of a shard, checked as an import checks them.
 pub struct ShardStream<'a> {
     from: Checked<'a>,
+    /// Set once the shard is known to be compressed.
     is_packed: Arc<AtomicBool>,
     shards: &'a Shards,
 }
@@ -298,6 +306,7 @@ impl SampleStream for ShardStream<'_> {
     }
 }
 
+/// Describes a file or object as it is now.
 fn listed(file: &FoundFile) -> Result<Shard> {
     let FoundFile { path, name, object } = file;
     let (len_bytes, stamp) = match object {

@@ -52,27 +52,35 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 ///
 /// Dropping the writer without [`finish`](Writer::finish) discards the samples.
 pub struct Writer {
+    /// Size and order of windows.
     windows: Windows,
     /// For each field of the image, its index in a [`NewSample`].
     field_order: Vec<usize>,
+    /// The properties of the image, from the thread.
     started: Started,
     /// With [`WriteOrder::Whole`]: the map to the next id.
     placement: Option<Placement>,
+    /// Number of samples written so far.
     written: u64,
+    /// The window that is being filled.
     window: Window,
     /// Fingerprints of the names so far.
     names: HashSet<u128>,
+    /// The number of each class.
     classes: HashMap<Vec<u8>, i64>,
+    /// The names of the classes, by number.
     class_names: Vec<Vec<u8>>,
     /// Set if the labels so far are names of classes, and not numbers. `None`: there is no label yet.
     are_classes: Option<bool>,
+    /// `None` once the writer has ended. In a forked child it cannot be used.
     thread: Option<Forked<PlacingThread>>,
 }
 
 /// The thread that places full windows.
 struct PlacingThread {
+    /// Sends a window or the commit. Blocks until the thread takes it.
     work: Sender<Work>,
-    /// Windows whose samples are written. They are reused.
+    /// Receives empty windows, whose memory is used again.
     spare: Receiver<Window>,
     handle: JoinHandle<Result<Written>>,
 }
@@ -292,6 +300,7 @@ impl Writer {
         }
     }
 
+    /// Hands over the remaining samples, and waits for the result of the thread.
     fn end(&mut self) -> Result<Written> {
         self.hand_over()?;
         let commit = Work::Commit { classes: std::mem::take(&mut self.class_names) };
@@ -419,6 +428,7 @@ impl Writer {
         Err(joined(thread.handle).err().unwrap_or_else(ended_early))
     }
 
+    /// Takes the thread, after which the writer has ended.
     fn take_thread(&mut self) -> Result<PlacingThread> {
         self.thread.take().ok_or_else(ended_early)?.into_inner().ok_or_else(forked)
     }
@@ -452,8 +462,8 @@ fn order_of(image: &[Vec<u8>], given: &[Vec<u8>]) -> Result<Vec<usize>> {
     if given.is_empty() {
         return Ok((0..image.len()).collect());
     }
-    let place = |name: &Vec<u8>| given.iter().position(|own| own == name);
-    let order: Option<Vec<usize>> = image.iter().map(place).collect();
+    let index = |name: &Vec<u8>| given.iter().position(|other| other == name);
+    let order: Option<Vec<usize>> = image.iter().map(index).collect();
     let order = order.filter(|order| order.len() == given.len());
     order.ok_or_else(|| other_fields("writer", given, image))
 }
