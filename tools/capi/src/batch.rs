@@ -146,7 +146,7 @@ impl Item {
     }
 }
 
-/// Passes a batch of `items` to the caller, who releases it.
+/// Passes a batch of `items`, of `epoch`, to the caller, who releases it.
 ///
 /// # Safety
 /// `out` satisfies the contract of [`give`]; the items' memory belongs to `batch` or to the caller.
@@ -155,15 +155,15 @@ pub(crate) unsafe fn hand_out(
     batch: Option<Batch>,
     mut items: Vec<Item>,
     fields: FieldTable,
-    place: (u64, bool),
+    (epoch, ends_epoch): (u64, bool),
 ) -> Result<(), Failure> {
     show_whole(&mut items);
     let mut value = BatchOut {
         items: items.as_ptr(),
         count: items.len(),
         len_bytes: items.iter().map(len_bytes).sum(),
-        epoch: place.0,
-        ends_epoch: place.1.into(),
+        epoch,
+        ends_epoch: ends_epoch.into(),
         ..BatchOut::zeroed()
     };
     let held = Held { _batch: batch, _items: items, _fields: fields.fields };
@@ -284,6 +284,7 @@ impl FieldTable {
         }
     }
 
+    /// Sets the fields of `item`, and its bytes to those of the chosen field.
     fn split(&mut self, item: &mut Item, record: &[u8], body: *const u8) {
         let Division { each, chosen } = self.division;
         let from = self.fields.len();
@@ -309,6 +310,7 @@ impl FieldTable {
     }
 }
 
+/// The field in a range of a record whose table has `table` bytes.
 fn field(body: *const u8, table: usize, range: Option<Range<usize>>) -> Field {
     match range {
         Some(range) => Field { data: body.wrapping_add(range.start - table), len: range.len() },
@@ -316,6 +318,7 @@ fn field(body: *const u8, table: usize, range: Option<Range<usize>>) -> Field {
     }
 }
 
+/// A field that a sample does not have.
 const ABSENT: Field = Field { data: std::ptr::null(), len: 0 };
 
 #[cfg(test)]

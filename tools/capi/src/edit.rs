@@ -5,8 +5,9 @@ use std::ffi::{c_char, c_int};
 use dlfs::dataset::{Watch, cataloging};
 use dlfs::import::{self, EditOptions};
 
+use crate::converted::{flag, to_write};
 use crate::error::{Failure, guard};
-use crate::options::{MountOptions, flag, to_write};
+use crate::options::MountOptions;
 use crate::structs::{self, put_if_asked};
 
 /// Deletes `count` samples of the image at `addresses` in one generation, and stores in `*deleted`,

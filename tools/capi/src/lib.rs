@@ -17,6 +17,7 @@
 
 pub mod batch;
 pub mod column;
+mod converted;
 pub mod edit;
 pub mod error;
 pub mod field_type;

@@ -9,9 +9,10 @@ use dlfs::units::SampleId;
 use parking_lot::Mutex;
 
 use crate::batch::{DLFS_NO_LABEL, Division, number_of};
+use crate::converted::Stop;
 use crate::error::{DLFS_E_INTERRUPTED, DLFS_E_NOT_FOUND, Failure, guard};
 use crate::handles::{self, Handle, get};
-use crate::options::{MountOptions, Stop};
+use crate::options::MountOptions;
 use crate::peers::Joined;
 use crate::structs::{self, Struct, fill, fill_text, optional_text, put, take_or_zeroed, text};
 

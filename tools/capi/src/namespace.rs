@@ -13,11 +13,12 @@ use dlfs::qpair::{self, Completion, Io, IoOp, Namespace};
 use dlfs::units::Lba;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::converted::{Stop, flag, unknown};
 use crate::error::{
     DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
 };
 use crate::handles::{self, Handle, get};
-use crate::options::{MountOptions, Stop, flag, unknown};
+use crate::options::MountOptions;
 use crate::structs::{Struct, addresses, array, fill, take_or_zeroed};
 
 /// Fill the buffer from the namespace.
@@ -82,14 +83,17 @@ pub(crate) struct Queue {
     namespace: Namespace,
     buffers: Buffers,
     stop: Stop,
-    /// A forked child does not use its parent's queue pair.
+    /// The lock is held during a call: a second thread gets an error. A forked child does not use its parent's queue
+    /// pair.
     work: Forked<Mutex<Work>>,
 }
 
 /// The location of the buffers; C gets their addresses, and they never move.
 struct Buffers {
+    /// Address of the first buffer.
     start: usize,
     count: u32,
+    /// Length of each buffer in bytes.
     len: usize,
 }
 
@@ -100,8 +104,11 @@ struct Work {
     free: Vec<Option<IoBuf>>,
     /// For each other buffer: the part that its I/O does not use, and the I/O's address.
     busy: Vec<(IoBuf, Lba)>,
+    /// I/Os to submit, within a call.
     pending: VecDeque<Io>,
+    /// Completions that were not returned yet.
     done: Vec<(usize, Completion)>,
+    /// Owns the memory of the buffers.
     _pool: Option<Pool>,
 }
 
@@ -229,10 +236,10 @@ unsafe extern "C" fn dlfs_ns_poll(
         work.wait(max, wait_ms, &mut queue.stop.clone())?;
         let mut ended = std::mem::take(&mut work.done);
         let count = ended.len();
-        for (place, (_, completion)) in ended.drain(..).enumerate() {
+        for (at, (_, completion)) in ended.drain(..).enumerate() {
             let told = work.end(completion, &queue.namespace);
             // SAFETY: `wait` returns at most `max`, and the caller promises room for as many.
-            unsafe { done.add(place).write(told) };
+            unsafe { done.add(at).write(told) };
         }
         work.done = ended; // empty, with its memory
         Ok(count as i64)
@@ -252,6 +259,7 @@ impl Handle for Ns {
 }
 
 impl Queue {
+    /// A queue with `count` buffers of `len` bytes.
     fn new(mut group: PollGroup, count: u32, len: usize, stop: Stop) -> Result<Queue, Failure> {
         let namespace = group.pair(0).namespace().clone();
         let block_len = namespace.block_len_bytes as usize;
@@ -292,11 +300,16 @@ impl Queue {
         Ok(Queue { namespace, buffers, stop, work })
     }
 
+    /// The error for a buffer that does not exist.
     fn no_buffer(&self, index: u32) -> Failure {
         let count = self.buffers.count;
         Failure::invalid(format!("there is no buffer {index}, there are {count}"))
     }
 
+    /// Locks the state for a call.
+    ///
+    /// # Errors
+    /// `DLFS_E_BUSY`: another thread is in a call. `DLFS_E_INVALID`: this is a forked child.
     fn work(&self) -> Result<MutexGuard<'_, Work>, Failure> {
         let Some(work) = self.work.get() else {
             let text = "the namespace was opened before a fork: the child opens it again";
@@ -317,7 +330,7 @@ impl Work {
             other => return Err(unknown("op", other)),
         };
         let index = io.buffer as usize;
-        let place = self.free.get_mut(index).ok_or_else(|| queue.no_buffer(io.buffer))?;
+        let free = self.free.get_mut(index).ok_or_else(|| queue.no_buffer(io.buffer))?;
         let block_len = u64::from(queue.namespace.block_len_bytes);
         if !io.offset.is_multiple_of(block_len) || io.len > queue.buffers.len as u64 {
             let text = format!(
@@ -326,7 +339,7 @@ impl Work {
             );
             return Err(Failure::invalid(text));
         }
-        let Some(mut buf) = place.take() else {
+        let Some(mut buf) = free.take() else {
             let text = format!("an I/O with buffer {index} is outstanding already");
             return Err(Failure::invalid(text));
         };
@@ -373,6 +386,7 @@ impl Work {
         }
     }
 
+    /// Ends an I/O, and remembers the text of its error.
     fn end(&mut self, completion: Completion, namespace: &Namespace) -> NsDone {
         let Completion { tag, buf, result } = completion;
         let slba = self.restore(tag, buf);

@@ -9,9 +9,10 @@ use dlfs::import::many::{
 use dlfs::import::{ImportOptions, OnError, Onto, PlacementOrder};
 use parking_lot::Mutex;
 
+use crate::converted::{flag, to_write, unknown};
 use crate::error::{Failure, guard};
 use crate::handles;
-use crate::options::{MountOptions, flag, to_write, unknown};
+use crate::options::MountOptions;
 use crate::structs::{self, Struct, names, path, put_if_asked, strings, take_or_zeroed, utf8};
 use crate::writer::{
     DLFS_WRITE_IN_ORDER, DLFS_WRITE_SHUFFLED, WriteOptions, WriterHandle, Writing, image_options,

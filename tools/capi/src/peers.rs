@@ -16,9 +16,10 @@ use crate::options::{DLFS_PEER_RECORD, SequenceOptions};
 
 /// The peers that a mount has joined.
 pub(crate) struct Joined {
+    /// The data set, read through the peers.
     dataset: Dataset,
     meeting: Meeting,
-    /// The options of the sequence that has joined them: where the ranks meet again at the end.
+    /// The options of the sequence that has joined. Its functions are called again when the ranks leave.
     given: SequenceOptions,
 }
 
@@ -149,7 +150,9 @@ impl SequenceOptions {
 
 /// The caller's functions where the ranks meet.
 struct Functions {
+    /// The options that name the functions.
     given: SequenceOptions,
+    /// The round of the last `set`.
     round: CString,
 }
 
@@ -196,6 +199,7 @@ impl Rendezvous for Functions {
     }
 }
 
+/// The error for a function of the caller that returned another number than 0.
 fn checked(what: &str, status: i32) -> dlfs::Result<()> {
     match status {
         0 => Ok(()),
@@ -203,6 +207,7 @@ fn checked(what: &str, status: i32) -> dlfs::Result<()> {
     }
 }
 
+/// The error for functions that are not given.
 fn absent() -> Error {
     Error::new(ErrorKind::InvalidArgument, "neither peers nor peer_set and peer_get are given")
 }

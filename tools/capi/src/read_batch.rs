@@ -7,10 +7,11 @@ use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
 use crate::batch::{BatchOut, Division, FieldTable, Item, hand_out, item_of, show_whole};
+use crate::converted::{Stop, unknown};
 use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard};
 use crate::handles::get;
 use crate::mount::{Fs, Mount};
-use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
+use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP};
 use crate::structs::{Struct, array, check_out, give, take, text};
 
 /// Receives one sample as it arrives. The item, its fields and, unless the caller's memory is used,

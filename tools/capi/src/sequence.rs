@@ -12,10 +12,11 @@ use dlfs::prefetch::LoaderOptions;
 use dlfs::store::Staged;
 
 use crate::batch::{BatchOut, Division, FieldTable, hand_out, item_of};
+use crate::converted::{Stop, flag};
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard, guard_long};
 use crate::handles::{self, Handle, get};
 use crate::mount::Fs;
-use crate::options::{DLFS_ORDER_WEIGHTED, SequenceOptions, Stop, flag};
+use crate::options::{DLFS_ORDER_WEIGHTED, SequenceOptions};
 use crate::structs::{
     Struct, array, check_out, fill_text, give, path, put, put_if_asked, take, utf8,
 };

@@ -7,6 +7,7 @@ use dlfs::order::State;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
 use parking_lot::Mutex;
 
+use crate::converted::{Stop, unknown};
 use crate::error::{DLFS_END, DLFS_OK, Failure, guard, guard_long};
 use crate::field_type::{
     DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
@@ -14,7 +15,7 @@ use crate::field_type::{
 use crate::handles::{self, Handle, get};
 use crate::mixture::Mix;
 use crate::mount::Fs;
-use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
+use crate::options::{SequenceOptions, TokensOptions};
 use crate::structs::{Struct, fill_text, give, put, take, utf8};
 
 /// A loader of rows of tokens: an opaque handle.
@@ -23,8 +24,9 @@ pub struct TokensHandle(());
 /// The object behind the handle.
 pub(crate) struct Tokens {
     loader: TokenLoader,
+    /// The columns of a row that this rank has.
     columns: Columns,
-    /// The elements of each array: enough for every batch.
+    /// The number of elements of each array: enough for every batch.
     most_elements: usize,
     stop: Stop,
     /// The batch of each thread that is not in a call, with its memory; locked for a moment only.
@@ -139,12 +141,12 @@ unsafe extern "C" fn dlfs_tokens_next(tokens: *const TokensHandle, rows: *mut Ro
     guard_long(|| {
         // SAFETY: by the header `rows` is NULL or points to a struct of the size in its first field.
         let mut out = unsafe { take(rows.cast_const())? };
-        let held = get(tokens)?;
-        let mut taken = held.spare.lock().pop().unwrap_or_default();
+        let loader = get(tokens)?;
+        let mut taken = loader.spare.lock().pop().unwrap_or_default();
         // SAFETY: by the header each array is NULL or has the places that the struct's documentation says, which
         // nobody else accesses meanwhile.
-        let filled = unsafe { out.fill(&held, &mut taken) };
-        held.spare.lock().push(taken);
+        let filled = unsafe { out.fill(&loader, &mut taken) };
+        loader.spare.lock().push(taken);
         if !filled? {
             return Ok(DLFS_END.into());
         }
@@ -218,6 +220,7 @@ impl Drop for Tokens {
 }
 
 impl Tokens {
+    /// A loader of rows for C.
     fn of(
         loader: TokenLoader,
         sequence: &SequenceOptions,

@@ -6,10 +6,10 @@ use dlfs::dataset::{Dataset, save_views};
 use dlfs::view::{NamedView, Split, SplitBy};
 use parking_lot::Mutex;
 
+use crate::converted::unknown;
 use crate::error::{Failure, guard};
 use crate::handles::{self, get};
 use crate::mount::{Fs, Mount};
-use crate::options::unknown;
 use crate::structs::{self, path, utf8};
 
 /// The part follows from the id, which stays when samples are appended, deleted and purged.

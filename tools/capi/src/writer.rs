@@ -16,9 +16,10 @@ use crate::batch::DLFS_NO_LABEL;
 use crate::column::{
     DLFS_COLUMN_BOOL, DLFS_COLUMN_F32, DLFS_COLUMN_FLOAT, DLFS_COLUMN_INT, DLFS_COLUMN_STR,
 };
+use crate::converted::{flag, or, to_write, unknown};
 use crate::error::{Failure, guard};
 use crate::handles::{self, Handle, get};
-use crate::options::{MountOptions, flag, or, to_write, unknown};
+use crate::options::MountOptions;
 use crate::structs::{
     self, Struct, array, names, optional_text, put, put_if_asked, strings, take, take_or_zeroed,
     utf8,
