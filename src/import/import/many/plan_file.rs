@@ -42,23 +42,27 @@ pub(super) struct Plan<P> {
     pub(super) image: Vec<Address>,
     /// The journal of namespace 0, with the number of samples if it is known.
     pub(super) journal: Journal,
+    /// The names of the image's fields.
     pub(super) fields: Vec<Vec<u8>>,
     pub(super) field_types: FieldTypes,
+    /// The typed columns of the image.
     pub(super) columns: Vec<ColumnSpec>,
+    /// The names of the image's classes, by number.
     pub(super) classes: Vec<Vec<u8>>,
+    /// The description of the parts.
     pub(super) parts: P,
 }
 
 /// A kind of parts: from sources, or from programs.
 pub(super) trait Parts: Serialize + DeserializeOwned {
-    /// The head of the plan.
+    /// The block of the plan's head.
     const HEAD: Block;
     /// The hint for a user who gives a plan of the other kind.
     const OTHERWISE: &str;
 }
 
 impl<P: Parts> Plan<P> {
-    /// The bytes after the pieces.
+    /// The bytes after the pieces: the head, and its length.
     pub(super) fn tail(&self) -> Vec<u8> {
         let mut tail = P::HEAD.seal(self, &[]).expect("JSON has all that a plan has");
         let len = tail.len() as u64;
@@ -147,12 +151,12 @@ impl<P: Parts> Plan<P> {
         let mark = Mark::read(channel, namespace)?;
         let newest = channel.superblocks(namespace)?.newest().copied();
         let journal = &self.journal;
-        let own = newest.filter(|newest| newest.layout.uuid == journal.layout.uuid);
-        if let Some(newest) = own.filter(|newest| newest.generation >= journal.generation) {
-            let is_it =
+        let of_image = newest.filter(|newest| newest.layout.uuid == journal.layout.uuid);
+        if let Some(newest) = of_image.filter(|newest| newest.generation >= journal.generation) {
+            let is_of_plan =
                 newest.generation == journal.generation && newest.time_ns == journal.time_ns;
             match mark {
-                _ if !is_it => {
+                _ if !is_of_plan => {
                     let text = "the image has changed since the import was planned";
                     return Err(Error::new(ErrorKind::Stale, text)
                         .target(address)
@@ -165,9 +169,9 @@ impl<P: Parts> Plan<P> {
         let mut planned = Journal { namespace, ..*journal };
         planned.part.count = 0; // journals on media have no count
         let is_planned = Journal::read(channel, namespace)? == Some(planned);
-        let is_own = |mark: &Mark| mark.plan == self.id && mark.namespace == namespace;
+        let is_of_plan = |mark: &Mark| mark.plan == self.id && mark.namespace == namespace;
         // Only a part of a new image may begin without a mark. Lanes have a mark from the beginning.
-        let is_marked = mark.as_ref().map_or(journal.generation == Generation(1), is_own);
+        let is_marked = mark.as_ref().map_or(journal.generation == Generation(1), is_of_plan);
         if is_planned && is_marked { Ok(mark) } else { Err(not_prepared(address)) }
     }
 
@@ -196,8 +200,11 @@ impl<P: Parts> Plan<P> {
     }
 }
 
-/// The addresses of the namespaces, in the image's order. Paths are absolute, so that processes in any folder
+/// The addresses of the namespaces, in the image's order. Paths are made absolute, so that processes in any folder
 /// can use them.
+///
+/// # Errors
+/// The current folder is not known.
 pub(super) fn addresses(media: &Media) -> Result<Vec<Address>> {
     let address = |text: String| match text.parse::<Address>().map_err(Error::from)? {
         Address::Path(path) => {
@@ -239,10 +246,13 @@ pub(super) fn damaged() -> Error {
         .hint("copy it again from where it was made, or make another")
 }
 
-/// The heads of plans of parts from sources, and of parts that programs write.
+/// The block of the head of a plan whose parts come from sources.
 pub(super) const FROM_SOURCES: Block =
     Block { what: "plan of parts", magic: *b"DLFSPLAN", at: 0, len: 0 };
+/// The block of the head of a plan whose parts programs write.
 pub(super) const WRITTEN: Block =
     Block { what: "plan of written parts", magic: *b"DLFSWPLN", at: 0, len: 0 };
+/// Length of the magic at the beginning of a plan, which is that of the head's block.
 pub(super) const MAGIC_BYTES: usize = 8;
+/// The error for a file or bytes of another kind.
 const NO_PLAN: &str = "this is not the plan of an import in parts, or one of other parts";
