@@ -20,7 +20,7 @@ use super::hashes::Stated;
 use super::leaf_form::{ArrayHeader, LeafForm};
 use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
 use crate::import::formats::input::{Input, LOOKING_UP};
-use crate::import::formats::rows::{OpenRows, RowError, RowReader};
+use crate::import::formats::row_reader::{OpenRows, RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::Compression;
