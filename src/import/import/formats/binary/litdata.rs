@@ -187,28 +187,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encodings_are_types_or_bytes() {
-        let shown = |encoding: &str| match mds_form(encoding) {
-            LeafForm::Is(CellKind::Elements(kind)) => kind.to_string(),
-            LeafForm::Is(_) => "bytes".to_owned(),
-            form => format!("{form:?}"),
-        };
-        for (encoding, form) in [
-            ("int", "i64"),
-            ("float32", "f32"),
-            ("ndarray:uint8:3,4", "u8[3,4]"),
-            ("ndarray:int16", "Mds(Some(I16))"),
-            ("ndarray", "Mds(None)"),
-            ("jpeg", "bytes"),
-            ("str", "bytes"),
-            ("str_int", "bytes"),
-            ("pkl", "bytes"),
-        ] {
-            assert_eq!(shown(encoding), form, "{encoding}");
-        }
-    }
-
-    #[test]
     fn leaves_are_named_by_keys_and_places() {
         let leaf = r#"{"type": null, "context": null, "children_spec": []}"#;
         let spec = format!(
