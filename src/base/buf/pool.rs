@@ -51,10 +51,10 @@ pub struct PoolOptions {
 /// Clones are handles on the same pool; any thread may allocate and drop. The memory is unmapped, or returned
 /// to the driver, when the last handle and the last buffer are dropped.
 #[derive(Clone)]
-pub struct Pool(Arc<PoolInner>);
+pub struct Pool(Arc<Inner>);
 
 /// The memory and the slots that all handles on a pool share.
-pub(super) struct PoolInner {
+pub(super) struct Inner {
     /// One header per slot; an allocation uses the header of its first slot.
     headers: Box<[Header]>,
     slots: Slots,
@@ -123,7 +123,7 @@ impl Pool {
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
         let slots = Slots::new(num_slots);
         let spares = Arc::default();
-        Ok(Pool(Arc::new(PoolInner { headers, slots, slot_len_bytes, mapping, file, spares })))
+        Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, file, spares })))
     }
 
     /// Registers the pool's memory with a driver, and from now on also that of [`Pool::outside`], until it is unmapped.
@@ -262,7 +262,7 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-impl PoolInner {
+impl Inner {
     /// The device driver that the memory belongs to.
     pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
         self.mapping.source()
@@ -295,7 +295,7 @@ enum Backing {
     Lent { _memory: Arc<dyn Send + Sync> },
     /// Slots of a pool, which also owns the header. The thread that takes the slots sets both fields, before another
     /// thread can access them.
-    Pool { pool: AtomicPtr<PoolInner>, num_slots: AtomicU32 },
+    Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
 }
 
 // SAFETY: any thread may use and drop a handle. The count is atomic, and only the last handle frees the memory.
@@ -367,7 +367,7 @@ impl Allocation {
     /// `header` belongs to `pool`, its slots have just been claimed by the caller, and no handle on
     /// them exists.
     pub(super) unsafe fn of_slots(
-        pool: &Arc<PoolInner>,
+        pool: &Arc<Inner>,
         header: &Header,
         num_slots: u32,
     ) -> Allocation {

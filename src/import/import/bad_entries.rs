@@ -35,7 +35,7 @@ impl BadEntries {
 
     /// A hint how to import the entries, if there is a way.
     fn way(&self) -> Option<&'static str> {
-        // Of the hints for several entries, the one with the lowest number is shown.
+        // If the entries need several hints, the one with the lowest number is shown.
         let way = |bad: &BadEntry| match bad.reason {
             BadReason::ComesAgain => Some((0, COMES_AGAIN_WAY)),
             BadReason::OtherHost => Some((1, OTHER_HOST_WAY)),

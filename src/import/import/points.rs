@@ -177,8 +177,8 @@ fn error(among: &Range<u64>, files: &[FoundFile], shards: &[(Client, Object)]) -
     }
 }
 
-/// The minimum number of bytes between two points, unless there are [`POINT_SAMPLES`]. Fewer would cost time: the import
+/// A point is noted after this many bytes, or after [`POINT_SAMPLES`] samples. More points would cost time: the import
 /// waits for each point's write.
 const POINT_BYTES: u64 = 16 << 20;
-/// The minimum number of samples between two points, unless there are [`POINT_BYTES`].
+/// A point is noted after this many samples, too.
 const POINT_SAMPLES: u64 = 1 << 17;

@@ -1,7 +1,8 @@
 //! Inspects the namespaces before anything is written, and decides whether to begin, append, resume, or discard their
 //! contents.
 //!
-//! `committed.rs` opens the generation that they hold, `empty.rs` looks for user data, and `discard.rs` erases an image.
+//! `committed.rs` opens the generation that they hold, `empty.rs` looks for user data, and `discard.rs` erases an
+//! image.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

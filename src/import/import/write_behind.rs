@@ -122,9 +122,9 @@ impl<T> WriteBehind<T> {
     }
 
     /// Writes a chunk of one oversize sample at an offset of a namespace: first the record, which `give` pushes, then
-    /// the header, which `header` makes of the record's checksums and which ends at `data_start`. With `may_exist`, leaves
-    /// out blocks that are on the media already. Returns the header, and whether it was there. The inner error is that
-    /// of `give`; what was written of the chunk is useless then.
+    /// the header, which `header` makes of the record's checksums and which ends at `data_start`. With `may_exist`,
+    /// leaves out blocks that are on the media already. Returns the header, and whether it was there. The inner error
+    /// is that of `give`; what was written of the chunk is useless then.
     ///
     /// # Errors
     /// As [`write`](Self::write); errors of `header`.

@@ -61,7 +61,8 @@ pub(crate) fn get<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure
 /// Removes `handle` from the table, which makes it invalid.
 pub(crate) fn remove<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
     let object = get(handle)?;
-    // If several threads close a handle at once, one succeeds. It drops the object without the lock: that may take time.
+    // If several threads close a handle at once, one succeeds. It drops the object without the lock: that may take
+    // time.
     let removed = TABLE.lock().objects.remove(&handle.addr());
     removed.map(|_| object).ok_or_else(|| wrong(handle))
 }

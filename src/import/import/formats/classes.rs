@@ -25,8 +25,8 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// The classes of `image`, then the `given` ones. If there are given ones, no others are allowed. `column` holds the
-    /// labels, if there are any.
+    /// The classes of `image`, then the `given` ones. If there are given ones, no others are allowed. `column` holds
+    /// the labels, if there are any.
     pub(super) fn new(
         image: Option<&Directory>,
         given: &[Vec<u8>],

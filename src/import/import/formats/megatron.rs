@@ -33,8 +33,8 @@ use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::Result;
 use dlfs_format::format::field_type::Element;
 
-/// The documents that the index `index` lists; they are called `PREFIX/NUMBER`. The index is called `name`. `is_typed` as
-/// in [`column`]. Records the file of tokens as an origin.
+/// The documents that the index `index` lists; they are called `PREFIX/NUMBER`. The index is called `name`. `is_typed`
+/// as in [`column`]. Records the file of tokens as an origin.
 ///
 /// # Errors
 /// `name` does not end with `.idx`. Errors of looking up the tokens.

@@ -62,8 +62,8 @@ pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// Opens the rows of `files`, all of the kind `kind`, as samples. Reads only the data that defines the columns.
 ///
-/// `image` is the image that the rows are appended to, if any. `encoder` makes tokens of texts; the type of their field is
-/// in `options`. `origins` has the objects among `files` already. `expansion` limits the bytes that rows expand to.
+/// `image` is the image that the rows are appended to, if any. `encoder` makes tokens of texts; the type of their field
+/// is in `options`. `origins` has the objects among `files` already. `expansion` limits the bytes that rows expand to.
 ///
 /// # Errors
 /// A file does not open, or lacks a column that `options` select.

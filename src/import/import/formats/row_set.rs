@@ -249,7 +249,8 @@ fn unified(
     Ok(all.into_iter().map(|(column, _)| column).chain(others.cloned()).collect())
 }
 
-/// The strings in the column `label` of a file. `columns`: the columns of all files; `only`: the choice of `label` alone.
+/// The strings in the column `label` of a file. `columns`: the columns of all files; `only`: the choice of `label`
+/// alone.
 fn names_in(
     file: &RowFile,
     columns: &[Column],

@@ -124,9 +124,9 @@ impl OpenFile {
 }
 
 impl RowSet {
-    /// The rows of file number `number` alone, from `from` on. `part`: the offset before which rows are wanted, and their
-    /// number, if they are known; a reader of an object requests no more than that if it can. `expansion` limits the
-    /// bytes that the rows expand to.
+    /// The rows of file number `number` alone, from `from` on. `part`: the offset before which rows are wanted, and
+    /// their number, if they are known; a reader of an object requests no more than that if it can. `expansion` limits
+    /// the bytes that the rows expand to.
     ///
     /// # Errors
     /// The file does not open.

@@ -31,8 +31,8 @@ impl Survey {
     /// The columns of the file `input`. If a key names files, its column holds the files.
     ///
     /// # Errors
-    /// `InvalidArgument`: the lines lack the key of `options` that names files. `BadSource`: no line is an object. Errors
-    /// of reading.
+    /// `InvalidArgument`: the lines lack the key of `options` that names files. `BadSource`: no line is an object.
+    /// Errors of reading.
     pub(super) fn columns_of(input: &Input, options: &RowOptions) -> Result<Vec<Column>> {
         let mut survey = Survey::default();
         // Request nothing ahead from a store: most of it would not be needed.

@@ -21,8 +21,8 @@ pub(super) struct Batch {
 /// The batches of a file from a place on, in order, or the decoder's message.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, String>> + Send>;
 
-/// Starts a thread that decodes `batches`. The thread ends after the last batch or the first error, or when the receiver
-/// is dropped.
+/// Starts a thread that decodes `batches`. The thread ends after the last batch or the first error, or when the
+/// receiver is dropped.
 ///
 /// # Errors
 /// The operating system cannot start a thread.

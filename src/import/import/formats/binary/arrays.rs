@@ -1,4 +1,5 @@
-//! Columns of Arrow schemas, and the values of Arrow arrays as cells: their bytes, without a copy if they are contiguous.
+//! Columns of Arrow schemas, and the values of Arrow arrays as cells: their bytes, without a copy if they are
+//! contiguous.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -63,8 +63,8 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
     }
 }
 
-/// A reader of a page that begins with its header. The header is checked as a whole when the first byte is read, and not
-/// before: the decoder also opens places where data begin, and then reads nothing.
+/// A reader of a page that begins with its header. The header is checked as a whole when the first byte is read, and
+/// not before: the decoder also opens places where data begin, and then reads nothing.
 pub(super) struct CheckedHeader<R> {
     from: R,
     /// Offset of the header.
@@ -123,7 +123,8 @@ impl<R: Read> Walk<R> {
         Walk { from: from.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0, values: None }
     }
 
-    /// Reads the struct `of` to its end: [`HEADER`], the number of a field of the header that is a struct, or [`INNER`].
+    /// Reads the struct `of` to its end: [`HEADER`], the number of a field of the header that is a struct, or
+    /// [`INNER`].
     fn fields(&mut self, of: u32) -> io::Result<()> {
         let mut field = 0;
         loop {

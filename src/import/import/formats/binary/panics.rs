@@ -1,4 +1,5 @@
-//! Panics of decoders of other crates, which some damaged files cause: [`guarded`] turns a panic into an error of the file.
+//! Panics of decoders of other crates, which some damaged files cause: [`guarded`] turns a panic into an error of the
+//! file.
 //!
 //! A panic hook suppresses the message and backtrace of such a panic. All other panics go to the previous hook.
 

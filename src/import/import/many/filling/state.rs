@@ -123,8 +123,8 @@ pub(super) fn prepare_namespaces(
     Ok(())
 }
 
-/// Opens the namespaces for reading, and reads the state of their image. It is unprepared if one of them is a path without
-/// a file, or an empty file.
+/// Opens the namespaces for reading, and reads the state of their image. It is unprepared if one of them is a path
+/// without a file, or an empty file.
 ///
 /// # Errors
 /// As [`read_state`]; errors of opening.
