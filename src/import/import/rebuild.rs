@@ -113,8 +113,8 @@ pub fn rebuild_on(
             // snapshot: the record holds the same information, so that a power loss meanwhile leaves an image that
             // can still be rebuilt.
             Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
-                let own = found.directory.generation();
-                let is_other = |copy: &Superblock| copy.generation != own;
+                let generation = found.directory.generation();
+                let is_other = |copy: &Superblock| copy.generation != generation;
                 let mut space = remains.free_space(&scan, &found.directory, is_other);
                 commit::prepare(media, found.directory.clone(), &mut space)?
             }

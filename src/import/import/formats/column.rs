@@ -155,9 +155,9 @@ impl Chosen {
             return Err(invalid("no column is left to be a field".to_owned()));
         }
         if let Some(image) = image {
-            let place =
+            let index =
                 |at: &usize| image.iter().position(|name| *name == columns[*at].name.as_bytes());
-            fields.sort_by_key(|at| place(at).unwrap_or(usize::MAX));
+            fields.sort_by_key(|at| index(at).unwrap_or(usize::MAX));
         }
         let chosen = Chosen { name, label, fields };
         chosen.check(columns)?;

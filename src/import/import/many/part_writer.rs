@@ -71,8 +71,8 @@ impl PartWriter {
             let namespace = ((key % count + step) % count) as u16;
             let part = NewPart { plan: plan.clone(), key, namespace };
             let connect = connect.clone();
-            let place = move |thread: &Thread| part.place(&connect, thread);
-            match Writer::start_part(plan.0.parts.windows, &plan.0.fields, place) {
+            let run = move |thread: &Thread| part.run(&connect, thread);
+            match Writer::start_part(plan.0.parts.windows, &plan.0.fields, run) {
                 Err(error) if error.kind() == ErrorKind::Busy => busy = Some(error),
                 begun => return begun.map(PartWriter),
             }
@@ -113,7 +113,7 @@ struct NewPart {
 
 impl NewPart {
     /// Writes the part, until it ends, fails, or its writer is dropped. A part that does not end stays free space.
-    fn place(&self, connect: &ConnectOptions, thread: &Thread) -> Result<WrittenPart> {
+    fn run(&self, connect: &ConnectOptions, thread: &Thread) -> Result<WrittenPart> {
         let media = self.plan.0.open(Some(self.namespace), connect)?;
         let lease = Lease::take(&media, self.plan.lease_limit())?;
         let count = self.plan.0.journal.layout.num_namespaces;

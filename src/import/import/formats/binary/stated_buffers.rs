@@ -119,7 +119,8 @@ impl Body {
         // Buffers must lie within the body and not overlap.
         let mut end = len;
         let fits = |begin: &u64| {
-            let is_before = begin.checked_add(STATED_BYTES as u64).is_some_and(|own| own <= end);
+            let is_before =
+                begin.checked_add(STATED_BYTES as u64).is_some_and(|stated_end| stated_end <= end);
             end = *begin;
             is_before
         };
