@@ -31,7 +31,7 @@ use crate::import::write_behind::PIECE_BYTES;
 use crate::import::{commit, streamed};
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::Directory;
+use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs_format::format::{CellRange, ChunkSpec, Placement, Superblock};
@@ -376,24 +376,7 @@ impl Import<'_> {
         if !outcome.bad.is_empty() {
             return Ok(Err(outcome.bad));
         }
-        builder.set_classes(classes);
-        let mut origins = Vec::new();
-        self.source.origins().encode(journal.generation, &mut origins);
-        builder.add_origins(&origins);
-        if let Some(current) = current {
-            builder.set_freed(current.freed(builder.cell_ranges()));
-        }
-        progress.stage(Stage::Committing, 0, 0);
-        let mut named = 0;
-        let mut name = |id: SampleId, out: &mut Vec<u8>| {
-            named += 1;
-            if named == NAMES_PER_STEP {
-                progress.advance(std::mem::take(&mut named), 0);
-            }
-            out.extend_from_slice(index.name(id.0 - journal.part.first));
-            Ok(())
-        };
-        let directory = builder.finish_named(journal.generation, journal.time_ns, &mut name)?;
+        let directory = self.finish_directory(builder, classes, progress)?;
         let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
         let write = || commit::write(&self.state.media, &self.lease, &commit);
         let bad = pass.finish(&outcome, write)?;
@@ -407,6 +390,35 @@ impl Import<'_> {
             columns: rows.values.as_ref().map(RowColumns::counts),
             ..report_of(&self.source, &commit.directory, &commit.superblocks)
         }))
+    }
+
+    /// Completes the directory of the new generation, whose chunks `builder` has, with classes, origins and names.
+    fn finish_directory(
+        &self,
+        mut builder: DirectoryBuilder,
+        classes: Vec<Vec<u8>>,
+        progress: &mut dyn Progress,
+    ) -> Result<Directory> {
+        let journal = &self.state.journal;
+        let index = self.source.index();
+        builder.set_classes(classes);
+        let mut origins = Vec::new();
+        self.source.origins().encode(journal.generation, &mut origins);
+        builder.add_origins(&origins);
+        if let Some(current) = &self.state.current {
+            builder.set_freed(current.freed(builder.cell_ranges()));
+        }
+        progress.stage(Stage::Committing, 0, 0);
+        let mut named = 0;
+        let mut name = |id: SampleId, out: &mut Vec<u8>| {
+            named += 1;
+            if named == NAMES_PER_STEP {
+                progress.advance(std::mem::take(&mut named), 0);
+            }
+            out.extend_from_slice(index.name(id.0 - journal.part.first));
+            Ok(())
+        };
+        Ok(builder.finish_named(journal.generation, journal.time_ns, &mut name)?)
     }
 
     /// Maps fields and classes of the source to those of the image. Returns the rows, the properties of all chunks, and

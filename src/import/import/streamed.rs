@@ -30,6 +30,7 @@ use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
     BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, Shuffled, SourceKind,
 };
+use dlfs_base::error::invalid;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::columns::{ColumnTable, RowValues};
@@ -104,16 +105,10 @@ pub(super) fn run(
         import.take(&sample, &mut *source)?;
         source.give_back(sample);
     }
-    let bad = found.bad.iter().chain(source.bad());
-    let bad: Vec<BadEntry> = bad.cloned().collect();
-    // A later member of the same name was left out. It should have replaced the earlier one, which is imported.
-    let is_older = bad.iter().any(|bad| bad.reason == BadReason::ComesAgain);
-    if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
-        return Err(BadEntries(bad).into_error());
-    }
+    let bad = found.bad.iter().chain(source.bad()).cloned().collect();
+    let bad = checked_bad(bad, options)?;
     if image.is_some_and(|image| image.fields() != source.fields()) {
-        let message = "samples of the stream have other fields than those of the image";
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
+        return Err(invalid("samples of the stream have other fields than those of the image"));
     }
     let mut file_counts: Vec<FileCount> =
         found.file_counts.0.into_iter().chain(source.appended()).collect();
@@ -123,6 +118,19 @@ pub(super) fn run(
     }
     let classes = [source.classes(), &options.classes].into_iter().find(|all| !all.is_empty());
     import.finish(judged, bad, file_counts, classes.unwrap_or_default(), &origins.lock())
+}
+
+/// Returns the bad entries of a stream that was read completely.
+///
+/// # Errors
+/// `BadSource`: the options do not allow to leave them out, or one of them should have replaced a sample.
+fn checked_bad(bad: Vec<BadEntry>, options: &ImportOptions) -> Result<Vec<BadEntry>> {
+    // A later member of the same name was left out. It should have replaced the earlier one, which is imported.
+    let is_older = bad.iter().any(|bad| bad.reason == BadReason::ComesAgain);
+    if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
+        return Err(BadEntries(bad).into_error());
+    }
+    Ok(bad)
 }
 
 /// The kind of a source, and the reason for that kind.

@@ -117,29 +117,7 @@ pub(crate) fn survey(
         let pages = FoundPages::default();
         let input =
             Input { path, object, links, expansion, part_end: None, part_rows: None, pages };
-        let open: Arc<Open> = match kind {
-            SourceKind::JsonLines => Arc::new(JsonLines::open),
-            SourceKind::Tokens => {
-                Arc::new(move |input, options, _| TokenFile::open(input, options, is_typed))
-            }
-            SourceKind::Megatron => {
-                rows.push(megatron_file(input, &name, is_typed)?);
-                continue;
-            }
-            #[cfg(feature = "formats")]
-            kind => {
-                rows.extend(binary::files(input, name, kind, &options.rows)?);
-                continue;
-            }
-            #[cfg(not(feature = "formats"))]
-            kind => {
-                let text = format!("this build does not read sources of the kind {kind}");
-                return Err(Error::new(ErrorKind::Unsupported, text)
-                    .path(input.path)
-                    .hint(WITH_FORMATS));
-            }
-        };
-        rows.push(RowFile { input, stem: name, open });
+        rows.extend(row_files(input, name, kind, is_typed, &options.rows)?);
     }
     if let (Some(encoder), Some(kind)) = (encoder, given.and_then(|spec| spec.kind.as_ref())) {
         rows = rows.into_iter().map(|file| encoder.encoding(file, kind)).collect();
@@ -152,6 +130,38 @@ pub(crate) fn survey(
         tokens::column(of_all.element(), is_typed)?; // files of different types may need a wider one
     }
     Ok(rows)
+}
+
+/// The file `input`, called `name`, or the files that it names if it is an index. `is_typed`: options or image define
+/// the type of the field of tokens.
+///
+/// # Errors
+/// An index cannot be read. `Unsupported`: this build does not read files of this kind.
+fn row_files(
+    input: Input,
+    name: Vec<u8>,
+    kind: SourceKind,
+    is_typed: bool,
+    options: &RowOptions,
+) -> Result<Vec<RowFile>> {
+    let open: Arc<Open> = match kind {
+        SourceKind::JsonLines => Arc::new(JsonLines::open),
+        SourceKind::Tokens => {
+            Arc::new(move |input, options, _| TokenFile::open(input, options, is_typed))
+        }
+        SourceKind::Megatron => return Ok(vec![megatron_file(input, &name, is_typed)?]),
+        #[cfg(feature = "formats")]
+        kind => return binary::files(input, name, kind, options),
+        #[cfg(not(feature = "formats"))]
+        kind => {
+            let _ = options; // only the other formats choose columns when they open an index
+            let text = format!("this build does not read sources of the kind {kind}");
+            return Err(Error::new(ErrorKind::Unsupported, text)
+                .path(input.path)
+                .hint(WITH_FORMATS));
+        }
+    };
+    Ok(vec![RowFile { input, stem: name, open }])
 }
 
 /// Hint in errors of a build without these formats.
