@@ -14,6 +14,7 @@ use crate::process::{Forked, process_id};
 /// A registered source: [`collect`] reads its metrics until this handle is dropped. The source's final
 /// counts remain part of the process's counters.
 pub struct Registration {
+    /// Identifies the source in the registry.
     id: u64,
     source: Arc<dyn Measured + Send + Sync>,
     /// The process that registered the source. A forked child must not use the source: a thread that does
@@ -21,16 +22,19 @@ pub struct Registration {
     pid: u32,
 }
 
+/// The sources of one process.
 #[derive(Default)]
 struct Registry {
-    /// Weak, so that a forked child's copy of the list keeps no source alive. Every entry can be upgraded,
+    /// The registered sources by id. Weak, so that a forked child's copy of the list keeps no source alive. Every entry can be upgraded,
     /// because a registration leaves the list before it drops its source.
     sources: Vec<(u64, Weak<dyn Measured + Send + Sync>)>,
     /// The final counts of sources whose registration has ended.
     ended: Snapshot,
 }
 
+/// The registry of this process. The lock guards both of its fields.
 static REGISTRY: Forked<Mutex<Registry>> = Forked::empty();
+/// The id of the next registration.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Registration {
@@ -77,6 +81,7 @@ impl std::fmt::Debug for Registration {
     }
 }
 
+/// The registry of this process, created at the first call.
 fn registry() -> &'static Mutex<Registry> {
     REGISTRY.get_or_init(Mutex::default)
 }
@@ -87,7 +92,8 @@ fn registry() -> &'static Mutex<Registry> {
 pub fn collect() -> Snapshot {
     let (mut snapshot, sources) = {
         let registry = registry().lock();
-        let sources: Vec<_> = registry.sources.iter().filter_map(|of| of.1.upgrade()).collect();
+        let sources: Vec<_> =
+            registry.sources.iter().filter_map(|(_, source)| source.upgrade()).collect();
         (registry.ended.clone(), sources)
     };
     sources.iter().for_each(|source| source.measure(&mut snapshot));

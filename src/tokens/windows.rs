@@ -18,7 +18,7 @@ pub(crate) struct Windows<T> {
     windows: VecDeque<Window<T>>,
     /// Windows whose rows are all before this row are dropped.
     keep_from: u64,
-    /// Packs rows of several documents; `None` if each has one.
+    /// Packs rows of several documents; `None`: each row has one document.
     best_fit: Option<BestFit>,
     /// Memory of windows that are over, for reuse.
     free: Vec<Window<T>>,
@@ -29,11 +29,11 @@ pub(crate) struct Windows<T> {
 struct Window<T> {
     /// The number of the window's first row within the epoch.
     first_row: u64,
-    /// The row behind its last one.
+    /// The number of the row behind the window's last row.
     end_row: u64,
-    /// The position of its first document.
+    /// The position of the window's first document within the epoch.
     position: u64,
-    /// The length of a row.
+    /// The number of inputs of a row.
     seq_len: u32,
     documents: Vec<T>,
     /// The number of tokens of each document, with its separator.
@@ -44,7 +44,9 @@ struct Window<T> {
 /// The rows of a window, by the rule that packed them.
 #[derive(Debug, Clone)]
 enum Packed {
+    /// Rows of several documents.
     Fitted(Box<Fitted>),
+    /// Rows of one document each.
     Buckets(Buckets),
 }
 
@@ -152,6 +154,7 @@ impl<T: Copy> Windows<T> {
 }
 
 impl<T> Window<T> {
+    /// A window without documents.
     fn new(is_best_fit: bool) -> Window<T> {
         let packed = if is_best_fit {
             Packed::Fitted(Box::new(Fitted::new()))
