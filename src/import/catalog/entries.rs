@@ -76,8 +76,7 @@ fn bytes_of(store: &dyn Store, log: &Log, number: u64) -> Result<Vec<u8>> {
 
 /// The error for a damaged catalogue.
 pub(super) fn corrupt(what: String) -> Error {
-    let message = format!("the catalogue is damaged: {what}");
-    Error::new(ErrorKind::Corrupt, message)
+    Error::new(ErrorKind::Corrupt, format!("the catalogue is damaged: {what}"))
         .hint("dlfs never removes entries: restore them, or remove one that it did not write")
 }
 

@@ -90,8 +90,7 @@ fn in_file(path: &Path, word: &str) -> Result<Option<String>> {
         Err(error) => return Err(Error::from(error).path(path)),
     };
     let mut places: BTreeMap<String, String> = toml::from_str(&text).map_err(|error| {
-        let message = "this file is not a table of catalogues: NAME = \"PLACE\"";
-        Error::new(ErrorKind::InvalidArgument, message).path(path).source(error)
+        invalid("this file is not a table of catalogues: NAME = \"PLACE\"").path(path).source(error)
     })?;
     Ok(places.remove(word))
 }

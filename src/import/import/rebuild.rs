@@ -205,8 +205,7 @@ fn identify(media: &Media) -> Result<(Media, ImageLayout)> {
         places.push(of_superblock.map_or_else(|| first_chunk(media, given as u16), Ok)?);
     }
     let order = order_of(&places).ok_or_else(|| {
-        let message = "the namespaces are not those of one whole image";
-        Error::new(ErrorKind::InvalidArgument, message)
+        Error::new(ErrorKind::InvalidArgument, "the namespaces are not those of one whole image")
     })?;
     Ok((media.in_order(&order), places[0].0))
 }

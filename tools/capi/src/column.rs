@@ -175,8 +175,7 @@ unsafe fn give_values<T>(
     // SAFETY: the caller promises `count` elements, unless `ids` is NULL.
     let ids: &[u64] = unsafe { array(ids, count, "ids")? };
     if let Some(id) = ids.iter().find(|id| !directory.is_live(SampleId(**id))) {
-        let text = format!("there is no sample {id}");
-        return Err(Error::new(ErrorKind::NotFound, text).into());
+        return Err(Error::new(ErrorKind::NotFound, format!("there is no sample {id}")).into());
     }
     for (at, id) in ids.iter().enumerate() {
         // SAFETY: `at` is less than `count`, and the caller promises room for `count` values. `put` refuses

@@ -61,8 +61,7 @@ impl RowSet {
     ) -> Result<RowSet> {
         let options = &given.rows;
         let Some(first) = files.first() else {
-            let text = format!("there is no {kind} file");
-            return Err(Error::new(ErrorKind::BadSource, text));
+            return Err(Error::new(ErrorKind::BadSource, format!("there is no {kind} file")));
         };
         let path = first.input.path.clone();
         let objects = files.iter().filter(|_| indexes > 0).filter_map(RowFile::object);

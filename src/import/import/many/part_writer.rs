@@ -181,8 +181,7 @@ impl NewPart {
         if newest.is_none_or(|newest| newest.layout.uuid != self.plan.uuid()) {
             return Ok(());
         }
-        let text = "the plan is being committed";
-        Err(Error::new(ErrorKind::InvalidArgument, text)
+        Err(Error::new(ErrorKind::InvalidArgument, "the plan is being committed")
             .hint("commit it again, and read the image"))
     }
 }

@@ -233,8 +233,7 @@ mod as_text {
 
 /// The error for a namespace without the journal or the mark of a plan.
 pub(super) fn not_prepared(address: String) -> Error {
-    let text = "this namespace is not prepared for this plan";
-    Error::new(ErrorKind::InvalidArgument, text)
+    Error::new(ErrorKind::InvalidArgument, "this namespace is not prepared for this plan")
         .target(address)
         .hint("use the plan that was made last for it, or make another that overwrites it")
 }

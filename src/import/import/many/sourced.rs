@@ -190,7 +190,7 @@ pub fn import_part(
     let SourcePlan { plan: Plan { image, journal, .. }, chunks, .. } = &file;
     let Some(address) = image.get(usize::from(part)) else {
         let text = format!("the plan has the parts 0 to {}, and no part {part}", image.len() - 1);
-        return Err(Error::new(ErrorKind::InvalidArgument, text).path(plan));
+        return Err(invalid(text).path(plan));
     };
     let media = file.plan.open(Some(part), connect)?;
     let lease = Lease::take(&media, ImportOptions::default().lease)?;

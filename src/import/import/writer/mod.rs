@@ -257,8 +257,7 @@ impl Writer {
         let parts = std::iter::once(&table[..]).chain(in_order.flatten());
         let value = |column: &ColumnSpec| sample.value(column);
         self.window.push((id, &name[..], label), len, parts, value).map_err(|error| {
-            let text = format!("its name, label or values cannot be stored: {error}");
-            invalid(sample, text)
+            invalid(sample, format!("its name, label or values cannot be stored: {error}"))
         })?;
         self.names.insert(xxh3_128(&name));
         self.keep_label(sample.label);
@@ -488,8 +487,7 @@ fn forked() -> Error {
 }
 
 fn ended_early() -> Error {
-    let text = "this writer has ended: a write failed, or its thread did";
-    Error::new(ErrorKind::Interrupted, text)
+    Error::new(ErrorKind::Interrupted, "this writer has ended: a write failed, or its thread did")
 }
 
 const NAME: &str = "dlfs-writer";

@@ -70,14 +70,12 @@ impl Stated {
             sums.iter_mut().for_each(|(.., sum)| drop(sum(&buffer[..read])));
         }
         if let Some(bytes) = self.bytes.filter(|bytes| *bytes != len) {
-            let what = format!("length is {len}, and the index states {bytes}");
-            return differs(input, &what);
+            return differs(input, &format!("length is {len}, and the index states {bytes}"));
         }
         for (name, hash, mut sum) in sums {
             let found = sum(&[]);
             if found != hash.to_ascii_lowercase() {
-                let what = format!("{name} is {found}, and the index states {hash}");
-                return differs(input, &what);
+                return differs(input, &format!("{name} is {found}, and the index states {hash}"));
             }
         }
         Ok(())

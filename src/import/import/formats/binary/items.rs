@@ -360,8 +360,7 @@ impl Shard {
         let is_arrow = self.is_arrow();
         input.check()?;
         if !is_arrow {
-            let text = "the first shard holds rows of Arrow, and this one does not";
-            return Err(input.bad(text));
+            return Err(input.bad("the first shard holds rows of Arrow, and this one does not"));
         }
         // An Arrow file holds its rows as a stream, and a footer after them.
         let (columns, rows) = super::ipc::stream(self.from, input, false)?;
