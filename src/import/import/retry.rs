@@ -31,7 +31,7 @@ pub(super) struct RetryBudget {
     until: Mutex<Option<Instant>>,
 }
 
-/// One thread's delay before the last attempt. It doubles with each.
+/// One thread's delay before the last attempt. It doubles with each attempt, up to [`MAX_BACKOFF`].
 #[derive(Default)]
 pub(super) struct Backoff(Duration);
 

@@ -12,8 +12,8 @@
 //! It reads no shard and knows no names: `dlfs-shards` does.
 //!
 //! # Invariants
-//! - The commit waits until each rank has written a record. A rank that starts late then finds the image incomplete,
-//!   and reads its share of the shards.
+//! - The commit fails until each rank has written a record. So a rank that starts late finds the image incomplete, and
+//!   reads its share of the shards.
 //! - A shard counts once one attempt to write it is completely durable. Of several attempts one is committed, so no
 //!   sample is in the image twice; the cells of the others become free.
 //! - The commit is a function of records and shards: after a crash it is run again, and writes the same bytes.
@@ -101,7 +101,7 @@ impl Filling {
         let Some((mut writing, prepared)) = target.take(BUSY_LIMIT)? else { return Ok(None) };
         let filled = Filled::read(&prepared)?;
         if !filled.has_rank(rank) {
-            writing.explained(Writing::record)?; // the commit waits until each rank has a record
+            writing.explained(Writing::record)?; // the commit needs a record of each rank
         }
         let open = OpenFill {
             exclusive: Some(writing.into()),
