@@ -316,6 +316,7 @@ fn check_parts(plan: &Plan<SourceParts>, media: &Media) -> Result<()> {
     all_complete(&missing, "run dlfs import-parts part PLAN N for each of them")
 }
 
+/// Makes the chunks of all parts one generation, with the names from the plan.
 fn commit_parts(
     file: &SourcePlan,
     media: &Media,
@@ -324,7 +325,6 @@ fn commit_parts(
 ) -> Result<Commit> {
     let plan = &file.plan;
     let journal = &plan.journal;
-    let spec = plan.spec();
     let base = match journal.generation {
         Generation(1) => None,
         _ => Some(open_base(media, journal)?.1),
@@ -341,16 +341,8 @@ fn commit_parts(
         }
     }
     .without_names();
-    let mut channel = media.channel();
     progress.stage(Stage::Committing, journal.part.count, 0);
-    for chunk in &file.chunks {
-        if space.allocate(chunk.sequence, chunk.cells.cells) != Some(chunk.cells) {
-            return Err(invalid("the namespaces are not as long as when the import was planned"));
-        }
-        builder.add_chunk(&header_of(&mut channel, &spec, journal.time_ns, chunk)?)?;
-        progress.advance(chunk.num_slots.into(), 0);
-        check_stop(progress)?;
-    }
+    add_chunks(&mut builder, file, media, &mut space, progress)?;
     builder.set_classes(plan.classes.clone());
     if let Some(base) = &base {
         builder.set_freed(base.freed(builder.cell_ranges()));
@@ -379,6 +371,28 @@ fn commit_parts(
         None => finished?,
     };
     commit(media, std::slice::from_ref(lease), directory, &mut space)
+}
+
+/// Adds the planned chunks to `builder`, by their headers on the media. Takes their cells from `space`.
+fn add_chunks(
+    builder: &mut DirectoryBuilder,
+    file: &SourcePlan,
+    media: &Media,
+    space: &mut Space,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let spec = file.plan.spec();
+    let mut channel = media.channel();
+    for chunk in &file.chunks {
+        if space.allocate(chunk.sequence, chunk.cells.cells) != Some(chunk.cells) {
+            return Err(invalid("the namespaces are not as long as when the import was planned"));
+        }
+        let header = header_of(&mut channel, &spec, file.plan.journal.time_ns, chunk)?;
+        builder.add_chunk(&header)?;
+        progress.advance(chunk.num_slots.into(), 0);
+        check_stop(progress)?;
+    }
+    Ok(())
 }
 
 /// Reads the header of a chunk. It must be the planned one.

@@ -25,7 +25,7 @@ use dlfs_io::qpair::ConnectOptions;
 /// Commits the image that `ranks` ranks fill, unless the image is complete. Safe to repeat.
 ///
 /// `samples` returns the directory of all samples, and the number of samples of each shard. Ids in the directory are in
-/// the order of shards, and of samples in a shard. Only names, labels, values, lengths and checksums are used.
+/// the order of shards, and of samples in a shard. The chunks of that directory are not used.
 ///
 /// # Errors
 /// `Busy`: a rank still writes, or another process commits. `NotFound`: a rank has not begun, or shards are missing in

@@ -262,8 +262,8 @@ impl FillTarget {
 }
 
 impl OpenFill {
-    /// Makes all chunks so far durable. If the namespace is shared, waits for a turn; if it gets none, the chunks stay
-    /// for the next turn.
+    /// Makes all chunks so far durable. If the namespace is shared, waits for a turn; without a turn, the chunks stay
+    /// for the next turn. If a write of the turn fails, the chunks that waited are lost.
     fn record(&mut self, target: &FillTarget) -> Result<()> {
         let started = Instant::now();
         match &mut self.exclusive {
