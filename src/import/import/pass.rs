@@ -96,7 +96,7 @@ impl Pass<'_> {
             // Stops all threads whenever this function ends, even if a thread cannot be started or the caller
             // panics.
             let _stop = StopAtEnd(&shared.stop);
-            let (send, events) = bounded(MOST_EVENTS);
+            let (send, events) = bounded(MAX_EVENTS);
             let mut threads = Vec::new();
             for _ in 0..self.num_threads() {
                 let worker = Worker::new(&shared, send.clone());
@@ -143,7 +143,7 @@ impl Pass<'_> {
         let mut failing_since = None;
         // Without digests, all written chunks are read back.
         let mut unread = !self.media.checks_writes();
-        let mut looks = 0;
+        let mut verify_passes = 0;
         self.may_exist = true;
         loop {
             if connection_lost || unread {
@@ -152,9 +152,9 @@ impl Pass<'_> {
                 if !again.bad.is_empty() {
                     return Ok(again.bad);
                 }
-                looks += 1;
+                verify_passes += 1;
                 let is_whole = !again.connection_lost && (again.found == again.chunks || !unread);
-                if !is_whole && looks < MAX_VERIFY_PASSES {
+                if !is_whole && verify_passes < MAX_VERIFY_PASSES {
                     continue;
                 }
                 if !is_whole {
@@ -304,8 +304,8 @@ impl Collector<'_, '_> {
     fn finish(mut self) -> Result<Outcome> {
         let pass = self.shared.pass;
         let planned = pass.chunks.len() as u64;
-        let is_complete = !self.outcome.bad.is_empty() || pass.only_check;
-        if !is_complete && self.next != planned {
+        let may_lack_chunks = !self.outcome.bad.is_empty() || pass.only_check;
+        if !may_lack_chunks && self.next != planned {
             let text =
                 format!("{planned} chunks were planned, and chunk {} was not written", self.next);
             return Err(Error::new(ErrorKind::Internal, text));
@@ -637,7 +637,7 @@ const WHO: &str = "the thread dlfs-import";
 
 /// Maximum number of headers that wait for the collector, which takes none while it flushes. More would only
 /// take memory, about 64 bytes a sample.
-const MOST_EVENTS: usize = 32;
+const MAX_EVENTS: usize = 32;
 
 /// Maximum number of times that chunks are verified before they are flushed.
 const MAX_VERIFY_PASSES: u32 = 8;
