@@ -17,73 +17,80 @@ use super::folder::FolderStore;
 use super::store::Store;
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 
-/// The store of the catalogue that is configured under the name `word`.
-pub(super) fn store_of(word: &str) -> Result<Arc<dyn Store>> {
-    let (place, told_by) = configured(word)?;
+/// The store of the catalogue that is configured under the name `catalog`.
+///
+/// # Errors
+/// `NotFound`: no catalogue has this name. `InvalidArgument`: the configuration is wrong. `Unsupported`: this build does
+/// not know the kind of server. Errors of reading the files.
+pub(super) fn store_of(catalog: &str) -> Result<Arc<dyn Store>> {
+    let (place, told_by) = configured(catalog)?;
     if place.contains("://") {
-        return server(word, &place, &told_by);
+        return server(catalog, &place, &told_by);
     }
     let path = PathBuf::from(&place);
     if path.is_absolute() {
         return Ok(Arc::new(FolderStore::new(path)));
     }
     Err(invalid(format!(
-        "{told_by} says {place:?} for the catalogue {word}, which is no absolute path"
+        "{told_by} says {place:?} for the catalogue {catalog}, which is no absolute path"
     )))
 }
 
-fn server(word: &str, place: &str, told_by: &str) -> Result<Arc<dyn Store>> {
+/// The store of the catalogue `catalog` in the server at the URL `place`, which `told_by` configures.
+fn server(catalog: &str, place: &str, told_by: &str) -> Result<Arc<dyn Store>> {
     let scheme = place.split("://").next().unwrap_or_default();
     if ["redis", "valkey"].contains(&scheme) {
-        return redis(word, place);
+        return redis(catalog, place);
     }
     let message =
-        format!("{told_by} says {scheme}:// for the catalogue {word}, which is not known");
+        format!("{told_by} says {scheme}:// for the catalogue {catalog}, which is not known");
     Err(Error::new(ErrorKind::Unsupported, message).hint("name a folder, or redis://HOST:6379/0"))
 }
 
 #[cfg(feature = "catalog")]
-fn redis(word: &str, place: &str) -> Result<Arc<dyn Store>> {
-    Ok(Arc::new(super::redis::RedisStore::new(word, place)?))
+fn redis(catalog: &str, place: &str) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(super::redis::RedisStore::new(catalog, place)?))
 }
 
 #[cfg(not(feature = "catalog"))]
-fn redis(word: &str, _: &str) -> Result<Arc<dyn Store>> {
-    let message = format!("the catalogue {word} is in Redis, which this build cannot use");
+fn redis(catalog: &str, _: &str) -> Result<Arc<dyn Store>> {
+    let message = format!("the catalogue {catalog} is in Redis, which this build cannot use");
     Err(Error::new(ErrorKind::Unsupported, message)
         .hint("build with --features catalog; released packages have it"))
 }
 
-/// The place that is configured for `word`, and the variable or file that configures it.
-fn configured(word: &str) -> Result<(String, String)> {
+/// The path or URL that is configured for `catalog`, and the variable or file that configures it.
+fn configured(catalog: &str) -> Result<(String, String)> {
     let variable = std::env::var(VARIABLE).unwrap_or_default();
-    if let Some(place) = in_variable(&variable, word)? {
+    if let Some(place) = in_variable(&variable, catalog)? {
         return Ok((place, VARIABLE.to_owned()));
     }
     for path in files() {
-        if let Some(place) = in_file(&path, word)? {
+        if let Some(place) = in_file(&path, catalog)? {
             return Ok((place, path.display().to_string()));
         }
     }
-    let message = format!("no catalogue is configured as {word}");
+    let message = format!("no catalogue is configured as {catalog}");
     Err(Error::new(ErrorKind::NotFound, message).hint(format!(
-        "set {VARIABLE}=\"{word}=/path\" or ~/.config/dlfs/catalogs.toml, or name its folder: dlfs:///path/NAME"
+        "set {VARIABLE}=\"{catalog}=/path\" or ~/.config/dlfs/catalogs.toml, or name its folder: dlfs:///path/NAME"
     )))
 }
 
-fn in_variable(variable: &str, word: &str) -> Result<Option<String>> {
+/// The path or URL of `catalog` in the value of [`VARIABLE`]. `None`: the value does not name the catalogue.
+fn in_variable(variable: &str, catalog: &str) -> Result<Option<String>> {
     for entry in variable.split_whitespace() {
         let Some((name, place)) = entry.split_once('=') else {
             return Err(invalid(format!("{VARIABLE} has {entry:?}, which is not NAME=PLACE")));
         };
-        if name == word {
+        if name == catalog {
             return Ok(Some(place.to_owned()));
         }
     }
     Ok(None)
 }
 
-fn in_file(path: &Path, word: &str) -> Result<Option<String>> {
+/// The path or URL of `catalog` in the file at `path`. `None`: there is no file, or it does not name the catalogue.
+fn in_file(path: &Path, catalog: &str) -> Result<Option<String>> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -92,7 +99,7 @@ fn in_file(path: &Path, word: &str) -> Result<Option<String>> {
     let mut places: BTreeMap<String, String> = toml::from_str(&text).map_err(|error| {
         invalid("this file is not a table of catalogues: NAME = \"PLACE\"").path(path).source(error)
     })?;
-    Ok(places.remove(word))
+    Ok(places.remove(catalog))
 }
 
 fn files() -> impl Iterator<Item = PathBuf> {

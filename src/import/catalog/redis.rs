@@ -7,11 +7,11 @@
 //! | `dlfs:versions:NAME`        | hash | number -> record of a version                                     |
 //! | `dlfs:aliases:NAME`         | set  | aliases                                                           |
 //! | `dlfs:alias:NAME:ALIAS`     | hash | number -> target of the alias                                     |
-//! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`], with the number of chunks |
+//! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`], with the number of chunks             |
 //! | `dlfs:chunks:NAME`          | hash | chunk id -> `time_ns bytes samples deleted`                       |
 //!
-//! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys hold the index of chunks, as
-//! DIESEL's entries do. A transaction replaces both, so readers see either the old pair or the new pair.
+//! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys hold the index of chunks: see
+//! `index.rs`. A transaction replaces both, so readers see either the old pair or the new pair.
 //!
 //! `resp.rs` speaks to the server. The server is not trusted: each answer has a [`Limit`] and a deadline. After a
 //! failure the connection is closed, so the rest of an answer is never taken for the next one.
@@ -32,7 +32,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 #[derive(Clone)]
 pub(super) struct RedisStore {
     /// The name of the catalogue, for messages.
-    word: String,
+    catalog: String,
     server: Arc<Server>,
     /// The open connection, if there is one. The lock is held during a call, so that calls take turns.
     connection: Arc<Mutex<Option<Connection>>>,
@@ -41,19 +41,19 @@ pub(super) struct RedisStore {
 }
 
 impl RedisStore {
-    /// The catalogue called `word` in the server at `url`. The URL may contain a password, so it is never shown.
+    /// The catalogue called `catalog` in the server at `url`. The URL may contain a password, so it is never shown.
     ///
     /// # Errors
     /// `InvalidArgument`: `url` is no address of a server.
-    pub(super) fn new(word: &str, url: &str) -> Result<RedisStore> {
+    pub(super) fn new(catalog: &str, url: &str) -> Result<RedisStore> {
         let server = Server::parse(url).ok_or_else(|| {
             let message =
-                format!("the address of the catalogue {word} is not redis://HOST:PORT/NUMBER");
+                format!("the address of the catalogue {catalog} is not redis://HOST:PORT/NUMBER");
             Error::new(ErrorKind::InvalidArgument, message)
         })?;
         let server = Arc::new(server);
         let connection = Arc::default();
-        Ok(RedisStore { word: word.to_owned(), server, connection, until: None })
+        Ok(RedisStore { catalog: catalog.to_owned(), server, connection, until: None })
     }
 
     /// Sends the commands on the connection, and returns the answer to the last one. Opens the
@@ -82,7 +82,7 @@ impl RedisStore {
     fn failed(&self, failure: Failure) -> Error {
         use std::io::ErrorKind::{InvalidData, TimedOut, WouldBlock};
         let message =
-            format!("the server of the catalogue {} did not answer as it should", self.word);
+            format!("the server of the catalogue {} did not answer as it should", self.catalog);
         let (kind, why) = match failure {
             Failure::Io(error) => match error.kind() {
                 TimedOut | WouldBlock => (ErrorKind::TimedOut, "it takes too long".to_owned()),

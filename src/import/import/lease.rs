@@ -37,8 +37,9 @@ use dlfs_io::qpair::Fence;
 pub(super) struct Lease {
     /// Set when another importer has taken the image.
     lost: Arc<AtomicBool>,
-    /// The thread that renews the lease until the channel is dropped. `None`: the namespaces are locked.
-    keeper: Option<(Sender<()>, JoinHandle<Holder>)>,
+    /// The thread that renews the lease, and the channel whose end stops it. `None`: the namespaces are locked, so no
+    /// renewal is needed.
+    renewer: Option<(Sender<()>, JoinHandle<Holder>)>,
     media: Media,
 }
 
@@ -52,7 +53,7 @@ impl Lease {
         let media = media.clone();
         if media.devices.iter().all(|device| device.capabilities().is_exclusive) {
             media.fence.open_for_good();
-            return Ok(Lease { lost, keeper: None, media });
+            return Ok(Lease { lost, renewer: None, media });
         }
         let first = &media.devices[0];
         if first.capabilities().can_grow {
@@ -67,8 +68,8 @@ impl Lease {
         let (stop, stopped) = bounded(0);
         let is_lost = lost.clone();
         let thread = std::thread::Builder::new().name("dlfs-lease".into());
-        let keeper = thread.spawn(move || holder.keep(&stopped, &is_lost))?;
-        Ok(Lease { lost, keeper: Some((stop, keeper)), media })
+        let renewer = thread.spawn(move || holder.keep(&stopped, &is_lost))?;
+        Ok(Lease { lost, renewer: Some((stop, renewer)), media })
     }
 
     /// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces, so
@@ -107,7 +108,7 @@ impl Lease {
         result.map_err(|error| {
             // The renewing thread may be about to detect the lost lease.
             let until = Instant::now() + LOST_LEASE_TIMEOUT;
-            let is_fenced = self.keeper.is_some() && !self.media.fence.is_open();
+            let is_fenced = self.renewer.is_some() && !self.media.fence.is_open();
             while is_fenced && self.check().is_ok() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -121,10 +122,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some((stop, keeper)) = self.keeper.take() {
+        if let Some((stop, renewer)) = self.renewer.take() {
             drop(stop);
             // The thread returns panics as errors. If it panicked, the lease would expire by itself.
-            if let Ok(mut holder) = keeper.join()
+            if let Ok(mut holder) = renewer.join()
                 && !self.lost.load(Ordering::Acquire)
             {
                 // A lease that is not released expires by itself.

@@ -130,16 +130,18 @@ static WATCHED: AtomicU32 = AtomicU32::new(0);
 /// Installs fork handlers once, so that no fork happens while a thread changes the table. Other threads
 /// wait until they are there.
 fn watch_forks() -> Result<(), Failure> {
-    let own = std::process::id();
+    let this_process = std::process::id();
     loop {
         let seen = WATCHED.load(Ordering::Acquire);
         if seen == INSTALLED {
             return Ok(());
         }
         // A thread of another process began in the parent of this one, and does not continue here.
-        let is_free = seen != own;
+        let is_free = seen != this_process;
         if is_free
-            && WATCHED.compare_exchange(seen, own, Ordering::AcqRel, Ordering::Acquire).is_ok()
+            && WATCHED
+                .compare_exchange(seen, this_process, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
         {
             break;
         }
