@@ -25,6 +25,7 @@ mod input;
 mod json;
 mod json_lines;
 mod megatron;
+mod named_files;
 mod row_reader;
 mod row_set;
 mod rows;
