@@ -46,7 +46,7 @@ pub struct RowSource {
     file_names: HashSet<u128>,
     /// The same hash of the last row read.
     file_name: u128,
-    /// Set while `names` are all of the open file, which is the first one and was resumed.
+    /// Set while the open file is the first one, and was resumed: then all hashes in `names` are of its rows.
     is_first: bool,
     bad: Vec<BadEntry>,
     /// The error that ends the import.
@@ -302,7 +302,7 @@ impl RowSource {
         Ok(true)
     }
 
-    /// The sample of the next row. `None`: the file has no more rows, or the row is bad.
+    /// The sample of the next row. `None`: the file has no more rows, the row is bad, or `failure` is set.
     fn take_row(&mut self) -> Option<StreamSample> {
         let open = self.open.as_mut()?;
         let read = open.reader.next_row(&mut self.cells);
