@@ -144,7 +144,7 @@ impl FillRules {
     /// `InvalidArgument`: it does not.
     pub fn check(&self) -> Result<()> {
         let Some(size) = self.vocabulary else { return Ok(()) };
-        for (what, token) in self.own_tokens() {
+        for (what, token) in self.rule_tokens() {
             if token >= size {
                 let text =
                     format!("the {what} is token {token}, and the vocabulary has {size} tokens");
@@ -155,7 +155,7 @@ impl FillRules {
     }
 
     /// The tokens that come from these rules, each with its name.
-    fn own_tokens(&self) -> impl Iterator<Item = (&'static str, u32)> + use<> {
+    fn rule_tokens(&self) -> impl Iterator<Item = (&'static str, u32)> + use<> {
         let separator = self.separator.map(|token| ("separator", token));
         separator.into_iter().chain([("padding", self.pad)])
     }
@@ -377,7 +377,7 @@ struct ArrayType {
 impl Arrays<'_> {
     fn check(&self, layout: &Layout, columns: &Columns, rules: &FillRules) -> Result<()> {
         let array = self.tokens.array_type();
-        for (what, token) in rules.own_tokens() {
+        for (what, token) in rules.rule_tokens() {
             if token > array.max {
                 let name = array.name;
                 let text = format!("the {what} is token {token}, which {name} does not hold");
