@@ -25,8 +25,8 @@ pub struct Registration {
 /// The sources of one process.
 #[derive(Default)]
 struct Registry {
-    /// The registered sources by id. Weak, so that a forked child's copy of the list keeps no source alive. Every entry can be upgraded,
-    /// because a registration leaves the list before it drops its source.
+    /// The registered sources by id. Weak, so that a forked child's copy of the list keeps no source alive. Every
+    /// entry can be upgraded, because a registration leaves the list before it drops its source.
     sources: Vec<(u64, Weak<dyn Measured + Send + Sync>)>,
     /// The final counts of sources whose registration has ended.
     ended: Snapshot,

@@ -20,8 +20,8 @@ use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 /// The store of the catalogue that is configured under the name `catalog`.
 ///
 /// # Errors
-/// `NotFound`: no catalogue has this name. `InvalidArgument`: the configuration is wrong. `Unsupported`: this build does
-/// not know the kind of server. Errors of reading the files.
+/// `NotFound`: no catalogue has this name. `InvalidArgument`: the configuration is wrong. `Unsupported`: this build
+/// does not know the kind of server. Errors of reading the files.
 pub(super) fn store_of(catalog: &str) -> Result<Arc<dyn Store>> {
     let (place, told_by) = configured(catalog)?;
     if place.contains("://") {
