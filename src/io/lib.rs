@@ -1,11 +1,12 @@
-//! Polled queue pairs over NVMe/TCP, files, folders, memory and SPDK.
+//! I/O on namespaces, through polled queue pairs: over NVMe/TCP, PCIe, vfio-user and SPDK, in files, folders, object
+//! stores and memory.
 //!
-//! [`qpair`] has the trait, its engines and the lifecycle of a remote controller. [`tls`] is TLS 1.3 for a
-//! connection. [`address`] is the syntax in which users name a namespace. `dlfs-nvme` has the protocol itself,
-//! and `dlfs-places` the addresses of objects.
+//! [`qpair`] has the trait, its engines and the lifecycle of a remote controller. [`tls`] is TLS 1.3 for an NVMe/TCP
+//! connection. [`address`] is the syntax in which users name a namespace. The crate `dlfs-nvme` has the protocol,
+//! `dlfs-pcie` the driver of controllers whose queues lie in memory, and `dlfs-places` the object stores.
 //!
-//! This crate transfers blocks and knows nothing of samples, images or caches. Where there is no
-//! OpenSSL 3, connections with TLS are refused; without the feature `spdk`, SPDK addresses are refused.
+//! This crate transfers blocks and knows nothing of samples, images or caches. Without OpenSSL 3, connections with TLS
+//! are refused; without the feature `spdk`, SPDK addresses are refused.
 //!
 //! Begin with [`qpair::QueuePair`], then [`qpair::open`].
 

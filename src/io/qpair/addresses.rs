@@ -1,4 +1,5 @@
-//! Opens addresses as devices, by the engines of this build; addresses of one subsystem share a controller.
+//! Opens addresses as devices, with the engine that each address selects. Addresses of one subsystem share a
+//! controller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,12 +21,13 @@ use dlfs_places::Place;
 /// Opens the namespace at `address`.
 ///
 /// # Errors
-/// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, [`TcpNamespace::connect`] for a remote
-/// namespace, and `PcieNamespace` for a drive and one over vfio-user. `Unsupported`: an address that this build does
-/// not support. `InvalidArgument`: a name in a catalogue, which is a whole image, or objects that are to be written.
+/// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, [`FolderNamespace::open_objects`] for objects,
+/// [`TcpNamespace::connect`] over NVMe/TCP, `PcieNamespace::connect` on PCIe and over vfio-user, and
+/// `SpdkNamespace::connect` through SPDK. `Unsupported`: this build lacks SPDK. `InvalidArgument`: a name in a
+/// catalogue, which is a whole image, or objects that are to be written.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
-    let device = open_as_it_is(address, options)?;
-    Ok(as_told(device))
+    let device = open_one(address, options)?;
+    Ok(with_test_fault(device))
 }
 
 /// Opens the namespaces at `addresses` in parallel. Returns the devices of each address: one namespace, or
@@ -41,25 +43,27 @@ pub fn open_all(
     options: &ConnectOptions,
 ) -> Result<Vec<Vec<Arc<dyn Device>>>> {
     let groups = group(addresses, options);
-    let opened = map_at_once(OPENING, &groups, Group::open)?;
+    let opened = map_at_once(THREAD_NAME, &groups, Group::open)?;
     let mut devices: Vec<Vec<Arc<dyn Device>>> = vec![Vec::new(); addresses.len()];
     for (group, opened) in groups.iter().zip(opened) {
         for (&(at, _), found) in group.members.iter().zip(opened) {
-            devices[at] = found.into_iter().map(as_told).collect();
+            devices[at] = found.into_iter().map(with_test_fault).collect();
         }
     }
     Ok(devices)
 }
 
-/// Addresses that are opened together.
+/// Addresses that are opened together: one address, or several ones of the same subsystem.
 struct Group {
+    /// The first address.
     address: Address,
+    /// The options, with the paths that are left for these addresses.
     options: ConnectOptions,
-    /// Each address's index in the list, and its namespace.
+    /// Each address's index in the list, and its namespace; `None`: all, or the only one.
     members: Vec<(usize, Option<Nsid>)>,
 }
 
-/// The properties that addresses must share to use one controller.
+/// The properties that addresses must have in common to use one controller.
 #[derive(PartialEq, Eq, Hash)]
 struct Subsystem {
     traddr: String,
@@ -71,6 +75,7 @@ struct Subsystem {
     paths: Vec<(String, u16)>,
 }
 
+/// Groups the addresses that can share a controller.
 fn group(addresses: &[Address], options: &ConnectOptions) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut of_subsystem: HashMap<Subsystem, usize> = HashMap::new();
@@ -100,14 +105,14 @@ fn group(addresses: &[Address], options: &ConnectOptions) -> Vec<Group> {
     groups
 }
 
+/// The properties by which `address` may share a controller; `None`: it cannot share one.
 fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem> {
     let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
-    let place_of = |path: &Address| match path {
+    let transport_address = |path: &Address| match path {
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
-        _ => None,
+        _ => None, // refused when it is opened
     };
-    // An invalid path is refused when it is opened.
-    let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
+    let paths = options.paths.iter().map(transport_address).collect::<Option<_>>()?;
     let traddr = traddr.clone();
     let subnqn = subnqn.clone();
     Some(Subsystem { traddr, trsvcid: *trsvcid, subnqn, is_whole: nsid.is_none(), paths })
@@ -117,7 +122,7 @@ impl Group {
     /// The devices of each member.
     fn open(&self) -> Result<Vec<Vec<Arc<dyn Device>>>> {
         let Address::Tcp(address) = &self.address else {
-            return Ok(vec![vec![open_as_it_is(&self.address, &self.options)?]]);
+            return Ok(vec![vec![open_one(&self.address, &self.options)?]]);
         };
         let as_devices = |namespaces: Vec<TcpNamespace>| {
             namespaces.into_iter().map(|one| Arc::new(one) as Arc<dyn Device>).collect::<Vec<_>>()
@@ -127,7 +132,7 @@ impl Group {
             return Ok(vec![all; self.members.len()]);
         }
         if let [_] = self.members[..] {
-            return Ok(vec![vec![open_as_it_is(&self.address, &self.options)?]]);
+            return Ok(vec![vec![open_one(&self.address, &self.options)?]]);
         }
         let mut nsids: Vec<Nsid> = self.members.iter().filter_map(|(_, nsid)| *nsid).collect();
         nsids.sort_unstable();
@@ -139,13 +144,15 @@ impl Group {
     }
 }
 
-fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
+/// In a build with debug assertions, adds the fault that a test has requested.
+fn with_test_fault(device: Arc<dyn Device>) -> Arc<dyn Device> {
     #[cfg(debug_assertions)]
-    let device = super::broken::as_told(device);
+    let device = super::broken::with_test_fault(device);
     device
 }
 
-fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
+/// Opens one address with its engine.
+fn open_one(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let ConnectOptions { direct, writable, .. } = *options;
     let refuse = |message: &'static str| invalid(message).target(address.to_string());
     match address {
@@ -186,14 +193,14 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
     }
 }
 
-/// One engine.
+/// A row in a list of engines for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Its name: the first word of [`super::Namespace::engine`].
+    /// The engine's name: the first word of [`super::Namespace::engine`].
     pub name: &'static str,
-    /// True if this build includes it.
+    /// True if this build includes the engine.
     pub compiled_in: bool,
-    /// The addresses that it supports, or what is missing.
+    /// The addresses that the engine opens; if the build lacks it, also the missing feature.
     pub reaches: String,
 }
 
@@ -231,7 +238,7 @@ fn spdk() -> Engine {
 }
 
 /// The name of the threads that open namespaces in parallel.
-const OPENING: &str = "dlfs-open";
+const THREAD_NAME: &str = "dlfs-open";
 
 #[cfg(test)]
 mod tests {

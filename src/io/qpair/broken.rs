@@ -1,10 +1,10 @@
-//! Engines with injected faults, for the tests of the command line and of the C and Python bindings. They exist
-//! only in builds with debug assertions.
+//! Injected faults, for the tests of the command line and of the C and Python bindings. They exist only in builds with
+//! debug assertions.
 //!
 //! `DLFS_TEST_ENGINE=FAULT:N:THREAD` injects a fault into every device that [`open`](super::open) opens. The
-//! fault occurs at the N-th I/O of each queue pair, counted from 0, in threads whose names begin with THREAD
-//! (all threads, if THREAD is empty). FAULT is `panics`, `hangs` (no further I/O completes), `blocks` (`poll`
-//! does not return), or `fails` (EIO from then on).
+//! fault begins at the N-th I/O of each queue pair, counted from 0, if a thread submits it whose name begins with
+//! THREAD (any thread, if THREAD is empty). FAULT is `panics` (`poll` panics), `hangs` (no further I/O completes),
+//! `blocks` (`poll` does not return), or `fails` (further I/Os end with EIO).
 //!
 //! An environment variable selects the fault, because the tests must run a front end as it is built, in the
 //! same process and with any address. An address scheme would become part of every build's address grammar. A
@@ -21,17 +21,17 @@ use dlfs_base::error::Result;
 use dlfs_base::units::Lba;
 
 /// Returns `device`, or wraps it in the fault that the environment variable requests.
-pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
+pub(super) fn with_test_fault(device: Arc<dyn Device>) -> Arc<dyn Device> {
     match std::env::var("DLFS_TEST_ENGINE") {
         Ok(spec) => broken(device, &spec),
         Err(_) => device,
     }
 }
 
-/// Wraps `device` in the faults that `spec` describes.
+/// Wraps `device` in the fault that `spec`, `FAULT:N:THREAD`, describes.
 pub(super) fn broken(device: Arc<dyn Device>, spec: &str) -> Arc<dyn Device> {
     let words: Vec<&str> = spec.splitn(3, ':').collect();
-    let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {spec}") };
+    let [fault, num_good, thread] = words[..] else { panic!("not FAULT:N:THREAD: {spec}") };
     let fault = match fault {
         "panics" => Fault::Panics,
         "hangs" => Fault::Hangs,
@@ -39,8 +39,8 @@ pub(super) fn broken(device: Arc<dyn Device>, spec: &str) -> Arc<dyn Device> {
         "fails" => Fault::Fails,
         other => panic!("no fault is called {other}"),
     };
-    let healthy = healthy.parse().expect("a number of I/Os");
-    Arc::new(Broken { device, fault, healthy, thread: thread.into() })
+    let num_good = num_good.parse().expect("a number of I/Os");
+    Arc::new(FaultyDevice { device, fault, num_good, thread: thread.into() })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,14 +51,16 @@ enum Fault {
     Fails,
 }
 
-struct Broken {
+struct FaultyDevice {
     device: Arc<dyn Device>,
     fault: Fault,
-    healthy: usize,
+    /// The number of I/Os of each queue pair before the fault.
+    num_good: usize,
+    /// The beginning of the names of threads that see the fault.
     thread: Arc<str>,
 }
 
-impl Device for Broken {
+impl Device for FaultyDevice {
     fn below(&self) -> Option<&dyn Device> {
         Some(&*self.device)
     }
@@ -69,24 +71,24 @@ impl Device for Broken {
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let pair = self.device.queue_pair_in(scope)?;
-        let fault = self.fault;
-        let healthy = self.healthy;
+        let FaultyDevice { fault, num_good, .. } = *self;
         let thread = Arc::clone(&self.thread);
-        Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
+        Ok(Box::new(FaultyPair { pair, fault, num_good, thread, is_broken: false }))
     }
 }
 
 /// Lends no bytes (`borrow`): each read is an I/O, which the fault can hit.
-struct BrokenPair {
+struct FaultyPair {
     pair: Box<dyn QueuePair>,
     fault: Fault,
-    /// The number of I/Os before the fault.
-    healthy: usize,
+    /// The number of I/Os that are left before the fault.
+    num_good: usize,
     thread: Arc<str>,
+    /// Set once the fault has begun.
     is_broken: bool,
 }
 
-impl QueuePair for BrokenPair {
+impl QueuePair for FaultyPair {
     fn below(&self) -> Option<&dyn QueuePair> {
         Some(&*self.pair)
     }
@@ -101,10 +103,10 @@ impl QueuePair for BrokenPair {
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
         let taken = self.pair.submit(pending);
-        let here = std::thread::current();
-        let is_it = here.name().unwrap_or("").starts_with(&*self.thread);
-        self.is_broken |= is_it && taken > self.healthy;
-        self.healthy = self.healthy.saturating_sub(taken);
+        let thread = std::thread::current();
+        let is_meant = thread.name().unwrap_or("").starts_with(&*self.thread);
+        self.is_broken |= is_meant && taken > self.num_good;
+        self.num_good = self.num_good.saturating_sub(taken);
         taken
     }
 

@@ -1,8 +1,8 @@
 //! Calls: reads and writes of any length, split into I/Os, several at a time on several queue pairs.
 //!
-//! A call is started, advanced by [`Calls::turn`], and taken when it has ended; it returns its whole buffer.
-//! [`super::blocking`] waits for each call at once; an import keeps several calls outstanding while it reads
-//! its source.
+//! A caller begins a call, advances all calls by [`Calls::turn`], and takes the call's whole buffer when it has ended.
+//! [`super::blocking`] waits for each call at once; an import keeps several calls outstanding while it reads its
+//! source.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,14 +19,16 @@ pub struct Calls {
     group: PollGroup,
     /// For each pair, the I/Os that it had no room for yet.
     pending: Vec<VecDeque<Io>>,
-    /// In the order in which they were started.
+    /// Calls that were not taken, in the order in which they began.
     calls: VecDeque<Call>,
     /// The number of the last call. A completion whose number no call has belongs to a call that timed out.
-    last: u32,
+    last_number: u32,
+    /// The longest duration of calls that begin from now on.
     deadline: Duration,
+    /// Empty between turns; kept for its memory.
     done: Vec<(usize, Completion)>,
     /// Set if an I/O has ended since the last [`Calls::turn`], while one call was waited for.
-    unseen: bool,
+    has_ended: bool,
     fence: Option<Arc<Fence>>,
 }
 
@@ -34,23 +36,30 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u32);
 
+/// A call in progress. The tag of each of its I/Os has the call's number in the high 32 bits, and the index of the
+/// piece of the buffer in the low ones.
 struct Call {
     number: u32,
     pair: usize,
     op: IoOp,
+    /// The first block of the call.
     slba: u64,
+    /// The buffer of each piece that has succeeded.
     pieces: Vec<Option<IoBuf>>,
+    /// The number of pieces that have not ended.
     missing: usize,
+    /// The first failure, with the index of its piece.
     failed: Option<(u64, IoError)>,
     /// The number of rereads that are still allowed.
     rereads: u8,
-    /// The longest that it may last.
+    /// The longest duration of the call, for error messages.
     deadline: Duration,
+    /// The end of that duration; `None`: later than the clock can express.
     until: Option<Instant>,
 }
 
 impl Calls {
-    /// Creates calls without queue pairs. A call may last `deadline`.
+    /// Creates a set without queue pairs. A call may last `deadline`.
     ///
     /// # Errors
     /// The process has reached its limit of descriptors.
@@ -59,16 +68,16 @@ impl Calls {
             group: PollGroup::new()?,
             pending: Vec::new(),
             calls: VecDeque::new(),
-            last: 0,
+            last_number: 0,
             deadline,
             done: Vec::new(),
-            unseen: false,
+            has_ended: false,
             fence: None,
         })
     }
 
-    /// Sets the fence of queue pairs that are added from now on: their writes are not sent while it is
-    /// closed. Writes that wait here for room fail then, on all queue pairs.
+    /// Sets the fence: while it is closed, queue pairs that are added from now on send no write, and writes that wait
+    /// here for room fail, on all queue pairs.
     pub fn set_fence(&mut self, fence: Arc<Fence>) {
         self.fence = Some(fence);
     }
@@ -127,11 +136,7 @@ impl Calls {
         offset_bytes: u64,
         buf: IoBuf,
     ) -> Result<IoBuf> {
-        if buf.is_empty() {
-            return Ok(buf);
-        }
-        let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
-        self.run(pair, IoOp::Read, slba, buf)
+        self.transfer(pair, IoOp::Read, offset_bytes, buf)
     }
 
     /// Writes whole blocks and returns the buffer. Durable only after [`Calls::flush`].
@@ -140,11 +145,7 @@ impl Calls {
     /// `InvalidArgument`: not whole blocks, not all in the namespace, or it is read-only. `NoSpace`:
     /// the medium is full. Otherwise as [`Calls::read`]. Some of the blocks may have been written.
     pub fn write(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
-        if buf.is_empty() {
-            return Ok(buf);
-        }
-        let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
-        self.run(pair, IoOp::Write, slba, buf)
+        self.transfer(pair, IoOp::Write, offset_bytes, buf)
     }
 
     /// Starts to write whole blocks, at least one: [`Calls::write`] without waiting.
@@ -152,7 +153,7 @@ impl Calls {
     /// # Errors
     /// `InvalidArgument`: not whole blocks. [`Calls::take`] returns all other errors.
     pub fn begin_write(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
-        let slba = self.block_of(pair, "write", offset_bytes, &buf)?;
+        let slba = self.block_of(pair, IoOp::Write, offset_bytes, &buf)?;
         Ok(self.begin(pair, IoOp::Write, slba, buf))
     }
 
@@ -161,7 +162,7 @@ impl Calls {
     /// # Errors
     /// `InvalidArgument`: not whole blocks. [`Calls::take`] returns all other errors.
     pub fn begin_read(&mut self, pair: usize, offset_bytes: u64, buf: IoBuf) -> Result<Ticket> {
-        let slba = self.block_of(pair, "read", offset_bytes, &buf)?;
+        let slba = self.block_of(pair, IoOp::Read, offset_bytes, &buf)?;
         Ok(self.begin(pair, IoOp::Read, slba, buf))
     }
 
@@ -191,39 +192,32 @@ impl Calls {
 
     /// Queues the transfer of `buf` from or to the blocks from `slba` on; the next [`Calls::turn`] submits it.
     fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
-        self.last = self.last.wrapping_add(1);
-        let number = self.last;
+        self.last_number = self.last_number.wrapping_add(1);
         let ios = self.cut(pair, op, slba, buf);
-        let missing = ios.len();
-        let mut pieces: Vec<Option<IoBuf>> = Vec::new();
-        pieces.resize_with(missing, || None);
-        self.pending[pair].extend(ios);
-        let deadline = self.deadline;
-        let until = Instant::now().checked_add(deadline);
-        let failed = None;
-        let rereads = MAX_REREADS;
         self.calls.push_back(Call {
-            number,
+            number: self.last_number,
             pair,
             op,
             slba,
-            pieces,
-            missing,
-            failed,
-            rereads,
-            deadline,
-            until,
+            pieces: ios.iter().map(|_| None).collect(),
+            missing: ios.len(),
+            failed: None,
+            rereads: MAX_REREADS,
+            deadline: self.deadline,
+            until: Instant::now().checked_add(self.deadline),
         });
-        Ticket(number)
+        self.pending[pair].extend(ios);
+        Ticket(self.last_number)
     }
 
     /// Advances all calls without waiting; returns whether any I/O has ended since the last turn.
     pub fn turn(&mut self) -> bool {
         let moved = self.advance();
         // I/Os of other calls may have ended while one call was waited for.
-        std::mem::take(&mut self.unseen) || moved
+        std::mem::take(&mut self.has_ended) || moved
     }
 
+    /// Advances all calls; returns whether any I/O has ended.
     fn advance(&mut self) -> bool {
         let refused = self.refuse_fenced();
         for (pair, pending) in self.pending.iter_mut().enumerate() {
@@ -234,7 +228,7 @@ impl Calls {
         let ended = self.group.poll(Instant::now(), usize::MAX, &mut self.done);
         let mut done = std::mem::take(&mut self.done);
         for (_, completion) in done.drain(..) {
-            self.note(completion);
+            self.handle_completion(completion);
         }
         self.done = done;
         ended > 0 || refused
@@ -247,21 +241,23 @@ impl Calls {
         }
         let mut refused = Vec::new();
         for pending in &mut self.pending {
-            let writes = |io: &Io| io.op == IoOp::Write;
-            refused.extend(pending.iter().filter(|io| writes(io)).map(|io| io.tag));
-            pending.retain(|io| !writes(io));
+            for io in std::mem::take(pending) {
+                if io.op == IoOp::Write {
+                    refused.push(io);
+                } else {
+                    pending.push_back(io);
+                }
+            }
         }
         let any = !refused.is_empty();
-        for tag in refused {
-            let buf = IoBuf::empty();
-            let result = Err(IoError::Fenced);
-            self.note(Completion { tag, buf, result });
+        for io in refused {
+            self.handle_completion(io.end(Err(IoError::Fenced)));
         }
         any
     }
 
     /// The result of a call, with its buffer; `None` while the call is running. A call that exceeds its
-    /// deadline ends with `TimedOut`, and its buffer is lost.
+    /// deadline ends with `TimedOut`. The buffer of a call that failed is dropped.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<IoBuf>> {
         let at = self.calls.iter().position(|call| call.number == ticket.0);
         let at = at.expect("a ticket is good until its call is taken");
@@ -283,7 +279,7 @@ impl Calls {
 
     /// Waits until a turn may find something, a [`Waker`] calls, or `until` has passed.
     pub fn wait_until(&mut self, until: Instant) {
-        if !self.unseen {
+        if !self.has_ended {
             self.group.wait(until);
         }
     }
@@ -295,13 +291,22 @@ impl Calls {
         self.wait_until(until);
     }
 
+    /// Transfers whole blocks and returns the buffer; does nothing for an empty one.
+    fn transfer(&mut self, pair: usize, op: IoOp, offset_bytes: u64, buf: IoBuf) -> Result<IoBuf> {
+        if buf.is_empty() {
+            return Ok(buf);
+        }
+        let slba = self.block_of(pair, op, offset_bytes, &buf)?;
+        self.run(pair, op, slba, buf)
+    }
+
     /// Runs one call to its end.
     fn run(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Result<IoBuf> {
         let ticket = self.begin(pair, op, slba, buf);
         let until = self.calls.back().and_then(|call| call.until);
         loop {
             let moved = self.advance();
-            self.unseen |= moved;
+            self.has_ended |= moved;
             if let Some(result) = self.take(ticket) {
                 return result;
             }
@@ -312,19 +317,18 @@ impl Calls {
     }
 
     /// The block at `offset_bytes`; refuses ranges that are not whole blocks.
-    fn block_of(&self, pair: usize, what: &str, offset_bytes: u64, buf: &IoBuf) -> Result<u64> {
+    fn block_of(&self, pair: usize, op: IoOp, offset_bytes: u64, buf: &IoBuf) -> Result<u64> {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
-        let are_whole = |bytes: u64| bytes.is_multiple_of(block_len);
-        if are_whole(offset_bytes) && are_whole(buf.len() as u64) {
-            Ok(offset_bytes / block_len)
-        } else {
-            let what = format!("{what} whole blocks as");
-            Err(outside(namespace, &what, offset_bytes, buf.len()))
+        if (offset_bytes | buf.len() as u64).is_multiple_of(block_len) {
+            return Ok(offset_bytes / block_len);
         }
+        let verb = if op == IoOp::Read { "read" } else { "write" };
+        Err(outside(namespace, &format!("{verb} whole blocks as"), offset_bytes, buf.len()))
     }
 
-    fn note(&mut self, completion: Completion) {
+    /// Records that an I/O has ended, and queues it again if it may be reread.
+    fn handle_completion(&mut self, completion: Completion) {
         let number = (completion.tag >> 32) as u32;
         let Some(at) = self.calls.iter().position(|call| call.number == number) else {
             return; // it belongs to a call that timed out
@@ -357,7 +361,7 @@ impl Calls {
         let mut ios = Vec::with_capacity(buf.len() / max_len + 1);
         for piece in 0.. {
             let rest = buf.split_off(max_len.min(buf.len()));
-            let tag = u64::from(self.last) << 32 | piece;
+            let tag = u64::from(self.last_number) << 32 | piece;
             ios.push(Io { op, slba: lba_of(namespace, slba, piece), buf, tag });
             buf = rest;
             if buf.is_empty() {
@@ -384,14 +388,16 @@ impl Call {
     }
 }
 
+/// The first block of piece number `piece` of a call that begins at block `slba`.
 fn lba_of(namespace: &Namespace, slba: u64, piece: u64) -> Lba {
     let Namespace { max_transfer_bytes, block_len_bytes, .. } = namespace;
     Lba(slba.saturating_add(piece * u64::from(max_transfer_bytes / block_len_bytes)))
 }
 
-fn outside(namespace: &Namespace, what: &str, offset_bytes: u64, len: usize) -> Error {
+/// The error for a call that does not fit the namespace; `verb` says what the caller wanted to do.
+fn outside(namespace: &Namespace, verb: &str, offset_bytes: u64, len: usize) -> Error {
     let size = namespace.len_bytes();
-    let message = format!("cannot {what} {len} bytes at {offset_bytes} of {size}");
+    let message = format!("cannot {verb} {len} bytes at {offset_bytes} of {size}");
     invalid(message).target(namespace.address.clone())
 }
 

@@ -10,8 +10,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use dlfs_base::error::{Error, Result, invalid};
 
-/// Processors to bind threads to: at least one, in ascending order. A value from a public constructor has only
-/// processors that existed and were allowed then; error messages print also others in this form.
+/// Processors to bind threads to: at least one, in ascending order. When a public constructor returns, the processors
+/// exist and this process may use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpus(Vec<usize>);
 
@@ -29,8 +29,8 @@ impl Cpus {
         let allowed = allowed()?;
         for cpu in &cpus {
             if !online.contains(cpu) {
-                let there = Cpus(online);
-                return Err(invalid(format!("processor {cpu} does not exist: there are {there}")));
+                let online = Cpus(online);
+                return Err(invalid(format!("processor {cpu} does not exist: there are {online}")));
             }
             if !allowed.contains(cpu) {
                 let allowed = Cpus(allowed);
@@ -99,7 +99,7 @@ impl Cpus {
     }
 
     /// Runs `work` on a new thread that is bound to these processors, and waits for it. Memory that `work`
-    /// touches first is allocated near them.
+    /// touches first is allocated near them. If `work` panics, so does this call.
     ///
     /// # Errors
     /// The thread cannot be started or bound.
@@ -128,6 +128,7 @@ impl fmt::Display for Cpus {
     }
 }
 
+/// The error for a NUMA node that the machine does not have; it lists the nodes.
 fn no_node(node: u32) -> Error {
     let nodes = std::fs::read_to_string(NODES.to_owned() + "/online").unwrap_or_default();
     let nodes = if nodes.is_empty() { "0" } else { nodes.trim_end() };
@@ -143,7 +144,7 @@ fn node_cpus(node: u32) -> Result<Vec<usize>> {
     cpus_of_node(node, &list.map_err(|_| no_node(node))?)
 }
 
-/// The processors in the kernel's `list` of those of a node.
+/// Parses `list`, in which the kernel lists the processors of a node.
 fn cpus_of_node(node: u32, list: &str) -> Result<Vec<usize>> {
     parse_list(list.trim_end()).ok_or_else(|| {
         invalid(format!("NUMA node {node} has no processors, only memory"))

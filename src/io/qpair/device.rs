@@ -1,39 +1,13 @@
 //! A device: an open namespace that creates queue pairs.
-//!
-//! Connections shared by the queue pairs of one poller: one I/O queue for each controller.
-//!
-//! The namespaces of one subsystem are attached to one controller, and each command names its namespace. So a
-//! poller that reads all of them needs one connection, not one for each namespace. It opens their queue pairs
-//! in one [`PairScope`], where an engine finds the connection that it opened before.
-//!
-//! A poller with several scopes has as many I/O queues for each controller. A scope keeps nothing alive: a
-//! shared connection lives as long as the queue pairs that share it.
-//!
-//! Fences, which limit the time in which a writer may send writes.
-//!
-//! A writer with a lease may write only until the lease expires, since another writer may take over then. Such
-//! a writer gives its queue pairs a [`Fence`]. Queue pairs that can hold writes back, those of remote
-//! namespaces, check it when an I/O is submitted, when it leaves a backlog, and each time bytes may be sent to
-//! the target. Bytes that were already sent cannot be recalled: see [`super::Capabilities::late_writes`].
-//!
-//! Opens queue pairs of many devices in parallel.
 
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
-
-use super::{Namespace, QueuePair};
+use super::{Namespace, PairScope, QueuePair};
 use crate::address::Address;
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
-use dlfs_base::metrics::PlaceCounters;
-use dlfs_base::process::Forked;
 use dlfs_base::threads::map_at_once;
 
 /// An open namespace that creates queue pairs: an image file, a RAM region, a remote namespace.
@@ -51,8 +25,8 @@ pub trait Device: Send + Sync {
     /// `Refused`: the device grants no more queue pairs. `Disconnected`, `TimedOut`: it cannot be reached.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>>;
 
-    /// Creates a queue pair that shares nothing: [`Device::queue_pair_in`] a scope of its own. No device
-    /// overrides this (`tests/tidy.rs` checks).
+    /// Creates a queue pair that shares nothing, by [`Device::queue_pair_in`] a new scope. No device overrides this
+    /// (`tests/tidy.rs` checks).
     ///
     /// # Errors
     /// As [`Device::queue_pair_in`].
@@ -88,7 +62,7 @@ pub trait Device: Send + Sync {
         Err(Error::new(ErrorKind::NoSpace, message).target(namespace.address))
     }
 
-    /// Frees space that is no longer read: the ranges `unused`, and all bytes from `len_bytes` on. A file is
+    /// Frees space that is no longer read: the byte ranges `unused`, and all bytes from `len_bytes` on. A file is
     /// truncated, and gets holes if its file system supports them. Other devices keep their bytes.
     ///
     /// # Errors
@@ -115,7 +89,7 @@ pub struct Capabilities {
     pub max_queue_pairs: usize,
     /// True if [`Device::grow`] works.
     pub can_grow: bool,
-    /// True if opening it for writing excludes all other writers, as a file's lock does.
+    /// True if opening the device for writing excludes all other writers, as a file's lock does.
     pub is_exclusive: bool,
     /// The time after sending in which a write may still reach the medium, even if its queue pair is gone.
     pub late_writes: Duration,
@@ -146,7 +120,8 @@ impl Default for Capabilities {
     }
 }
 
-/// The error for an address that does not say which of several namespaces is meant; it lists their addresses.
+/// The error for an address that names a subsystem with several namespaces where one is needed. Its hint lists the
+/// first of `found`, the addresses of the namespaces.
 pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>) -> Error {
     let count = found.len();
     let mut names = found.take(MAX_NAMED).collect::<Vec<_>>().join(",");
@@ -158,146 +133,11 @@ pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>
     error.hint(format!("name them with ?ns=: {names}"))
 }
 
-/// Lets the queue pairs of one polling thread share connections. See the module page.
-///
-/// Several threads may use it while they open queue pairs; one thread polls these. A child process shares
-/// nothing with its parent: the scope is empty there.
-#[derive(Default)]
-pub struct PairScope {
-    slots: Forked<Mutex<HashMap<Key, Arc<Slot>>>>,
-    places: Arc<PlaceCounters>,
-}
-
-/// The type of the shared value, and the address of its owner.
-type Key = (TypeId, usize);
-
-#[derive(Default)]
-struct Slot {
-    state: Mutex<State>,
-    /// The number of failed openings; it changes only under the lock.
-    failures: AtomicU64,
-}
-
-struct State {
-    shared: Weak<dyn Any + Send + Sync>,
-    /// The last error.
-    failed: Option<Error>,
-}
-
-impl Default for State {
-    fn default() -> State {
-        State { shared: Weak::<()>::new(), failed: None }
-    }
-}
-
-impl PairScope {
-    /// Creates an empty scope.
-    pub fn new() -> PairScope {
-        PairScope::default()
-    }
-
-    /// Bytes that the queue pairs of this scope have read from places other than the origin. A queue pair with
-    /// such places counts the bytes of a read once, when it completes.
-    pub fn places(&self) -> &Arc<PlaceCounters> {
-        &self.places
-    }
-
-    /// Returns the `T` of `owner` in this scope; `open` creates it if there is none. `T` must keep `owner`
-    /// alive, so that no other owner can have its address.
-    ///
-    /// Different owners open in parallel. If a caller asks while another caller is opening the same `T`, it
-    /// waits, and gets the same error if opening fails.
-    ///
-    /// # Errors
-    /// Errors of `open`.
-    pub fn get_or_open<K, T: Send + Sync + 'static>(
-        &self,
-        owner: &Arc<K>,
-        open: impl FnOnce() -> Result<Arc<T>>,
-    ) -> Result<Arc<T>> {
-        let key = (TypeId::of::<T>(), Arc::as_ptr(owner).addr());
-        let slot = {
-            let mut slots = self.slots.get_or_init(Mutex::default).lock();
-            Arc::clone(slots.entry(key).or_default())
-        };
-        let failures = slot.failures.load(Ordering::Acquire);
-        let mut state = slot.state.lock();
-        if let Some(shared) = state.shared.upgrade() {
-            return Ok(shared.downcast().expect("the key names its type"));
-        }
-        let has_failed_meanwhile = failures != slot.failures.load(Ordering::Acquire);
-        if has_failed_meanwhile && let Some(error) = &state.failed {
-            return Err(error.to_others());
-        }
-        match open() {
-            Ok(shared) => {
-                state.failed = None;
-                let weak: Weak<T> = Arc::downgrade(&shared);
-                state.shared = weak;
-                Ok(shared)
-            }
-            Err(error) => {
-                state.failed = Some(error.to_others());
-                slot.failures.fetch_add(1, Ordering::Release);
-                Err(error)
-            }
-        }
-    }
-}
-
-/// A fence that is open until a time, which may be changed. Times are on the clock of [`Fence::now`].
-#[derive(Debug)]
-pub struct Fence {
-    /// In ns since boot.
-    until_ns: AtomicU64,
-}
-
-impl Fence {
-    /// Creates a closed fence.
-    pub fn closed() -> Arc<Fence> {
-        Arc::new(Fence { until_ns: AtomicU64::new(0) })
-    }
-
-    /// The time since boot. It also advances while this machine is suspended, as other machines' clocks do.
-    pub fn now() -> Duration {
-        let now = clock_gettime(ClockId::Boottime);
-        // Since boot, so neither is negative.
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-    }
-
-    /// Opens the fence until `until`.
-    pub fn open_until(&self, until: Duration) {
-        let until_ns = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        self.until_ns.store(until_ns, Ordering::Release);
-    }
-
-    /// Opens the fence for good.
-    pub fn open_for_good(&self) {
-        self.until_ns.store(u64::MAX, Ordering::Release);
-    }
-
-    /// Closes the fence until it is opened again.
-    pub fn close(&self) {
-        self.until_ns.store(0, Ordering::Release);
-    }
-
-    /// Returns whether writes may be sent.
-    pub fn is_open(&self) -> bool {
-        let until_ns = self.until_ns.load(Ordering::Acquire);
-        // No need to read the clock if the fence is closed or open for good.
-        match until_ns {
-            0 => false,
-            u64::MAX => true,
-            _ => Fence::now().as_nanos() < u128::from(until_ns),
-        }
-    }
-}
-
-/// Opens a queue pair of each device in each of `scopes`, in parallel. Returns the queue pairs of each device,
-/// in the order of the scopes. A device returns fewer if its limit is lower, or if others hold the rest.
+/// Opens a queue pair of each device in each of `scopes`, in parallel. Returns the queue pairs of each device, in the
+/// order of the scopes: at least one, and fewer than scopes if the device's limit is lower or others hold the rest.
 ///
 /// # Errors
-/// As [`Device::queue_pair_in`], also if a device grants no queue pair.
+/// As [`Device::queue_pair_in`]; `Refused` only if the device grants no queue pair at all.
 pub fn open_pairs(
     devices: &[Arc<dyn Device>],
     scopes: &[PairScope],
@@ -307,11 +147,10 @@ pub fn open_pairs(
         let most = device.capabilities().max_queue_pairs.clamp(1, scopes.len().max(1));
         wanted.extend(scopes.iter().take(most).map(|scope| (number, scope)));
     }
-    let opened = map_at_once(OPENING, &wanted, |&(number, scope)| {
+    let opened = map_at_once(THREAD_NAME, &wanted, |&(number, scope)| {
         match devices[number].queue_pair_in(scope) {
             Ok(pair) => Ok((number, Ok(pair))),
-            // Others hold the queue pairs that the target grants; this is fine if the device has at least
-            // one.
+            // Others hold the rest of the queue pairs that the target grants: one is enough.
             Err(error) if error.kind() == ErrorKind::Refused => Ok((number, Err(error))),
             Err(error) => Err(error),
         }
@@ -330,15 +169,15 @@ pub fn open_pairs(
     }
 }
 
-/// The most namespaces that the error names.
+/// The most namespaces that the error of [`ambiguous`] names.
 const MAX_NAMED: usize = 16;
 
 /// The name of the threads that open queue pairs.
-const OPENING: &str = "dlfs-open";
+const THREAD_NAME: &str = "dlfs-open";
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::qpair::mem::MemNamespace;
@@ -398,81 +237,6 @@ mod tests {
             assert_eq!(broken.capabilities(), told);
             assert_eq!(broken.grow(9).unwrap_err().to_string(), "9");
         }
-    }
-
-    /// A shared value that keeps its owner alive.
-    struct Connection {
-        _owner: Arc<u32>,
-        number: usize,
-    }
-
-    fn open(opened: &AtomicUsize, owner: &Arc<u32>) -> Result<Arc<Connection>> {
-        let number = opened.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Connection { _owner: Arc::clone(owner), number }))
-    }
-
-    #[test]
-    fn one_connection_is_opened_for_each_owner_and_scope_while_it_is_held() {
-        let scopes = [PairScope::new(), PairScope::new()];
-        let opened = AtomicUsize::new(0);
-        let owners = [Arc::new(5), Arc::new(5)];
-        let mut held = Vec::new();
-        for _ in 0..3 {
-            for scope in &scopes {
-                for owner in &owners {
-                    held.push(scope.get_or_open(owner, || open(&opened, owner)).unwrap());
-                }
-            }
-        }
-        let numbers: Vec<usize> = held.iter().map(|connection| connection.number).collect();
-        assert_eq!(numbers, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]);
-        drop(held);
-        let again = scopes[0].get_or_open(&owners[0], || open(&opened, &owners[0])).unwrap();
-        assert_eq!(again.number, 4, "nobody held it any more");
-    }
-
-    #[test]
-    fn waiting_callers_get_the_error_of_a_failed_open_and_the_next_call_tries_again() {
-        const THREADS: usize = 8;
-        let scope = PairScope::new();
-        let owner = Arc::new(0);
-        let opened = AtomicUsize::new(0);
-        let waiting = AtomicUsize::new(0);
-        let texts = std::thread::scope(|threads| {
-            let ask = || {
-                waiting.fetch_add(1, Ordering::SeqCst);
-                let asked = scope.get_or_open(&owner, || {
-                    opened.fetch_add(1, Ordering::SeqCst);
-                    while waiting.load(Ordering::SeqCst) < THREADS {
-                        std::thread::yield_now();
-                    }
-                    // They have announced themselves and now call.
-                    std::thread::sleep(Duration::from_millis(50));
-                    Err::<Arc<Connection>, _>(Error::new(ErrorKind::TimedOut, "no answer"))
-                });
-                asked.map(drop).unwrap_err().to_string()
-            };
-            let asked: Vec<_> = (0..THREADS).map(|_| threads.spawn(ask)).collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
-        });
-        assert!(texts.iter().all(|text| text == "no answer"), "{texts:?}");
-        let tries = opened.load(Ordering::SeqCst);
-        assert!(tries < THREADS, "{tries} tries: each waited for its own");
-        assert!(scope.get_or_open(&owner, || open(&opened, &owner)).is_ok());
-    }
-
-    #[test]
-    fn a_fence_is_open_until_its_time_and_its_time_can_be_changed() {
-        let fence = Fence::closed();
-        assert!(!fence.is_open());
-        fence.open_until(Fence::now() + Duration::from_secs(3600));
-        assert!(fence.is_open());
-        fence.open_until(Fence::now());
-        assert!(!fence.is_open());
-        fence.open_for_good();
-        assert!(fence.is_open());
-        fence.close();
-        assert!(!fence.is_open());
     }
 
     /// A device that grants `left` queue pairs.

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
-use super::transfer::{DirectFile, Files, PreadPair, QUEUE_DEPTH};
+use super::pread::PreadPair;
+use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
 use super::uring::UringPair;
 use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};

@@ -18,22 +18,13 @@
 //! spins for at most 50 µs after the last completion, plus 1 µs for each earlier completion, 250 µs in all. Then
 //! a wait sleeps on the registered descriptors ([`Spinning`]), unless busy polling is set or a queue pair must
 //! be polled in every turn ([`Notice::Poll`]). An idle group uses no processor time.
-//!
-//! A poller spins for at most 50 µs after the last work that it found. A spin that finds nothing halves the
-//! next one, so that rare work costs little processor time. A sleep so short that a spin would have caught
-//! its end restores the full 50 µs.
-//!
-//! Each I/O that completes extends the next spin by a microsecond, by 200 µs in all. With many I/Os outstanding,
-//! a target may work on all of them together and be silent for longer than 50 µs. A poller that sleeps must be
-//! woken, and the target pays for that, although it is often the busier side. So an I/O costs at most one
-//! microsecond of extra spinning, and a queue of few large I/Os sleeps as early as without the extension.
 
 pub use super::readiness::Waker;
+pub use super::spinning::Spinning;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::cpus::online;
 use super::readiness::Readiness;
 use super::{Completion, Io, Notice, QueuePair};
 use dlfs_base::buf::Pool;
@@ -312,83 +303,8 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
 
-/// The duration of the next spin, which depends on the lengths of past sleeps.
-#[derive(Debug)]
-pub struct Spinning {
-    /// The longest duration of the next spin, without `credit`.
-    budget: Duration,
-    /// Spinning beyond `budget` that completed I/Os have earned since the last sleep.
-    credit: Duration,
-    /// The duration of the current spin so far.
-    spun: Duration,
-    /// The first poll that found nothing since the last work.
-    quiet_since: Option<Instant>,
-    /// Never sleep.
-    busy_poll: bool,
-    /// The machine has one processor. A thread that could produce work needs it, so spinning only delays
-    /// work.
-    alone: bool,
-}
-
-impl Spinning {
-    /// Starts with the full spin; with `busy_poll` it never sleeps.
-    pub fn new(busy_poll: bool) -> Spinning {
-        Spinning {
-            budget: SPIN,
-            credit: Duration::ZERO,
-            spun: Duration::ZERO,
-            quiet_since: None,
-            busy_poll,
-            alone: has_one_processor(),
-        }
-    }
-
-    /// Records that a poll found work, which completed `ended` I/Os.
-    pub fn worked(&mut self, ended: usize) {
-        let used = self.spun.saturating_sub(self.budget);
-        let earned = EARNED * ended.min(EARNED_MAX) as u32;
-        self.credit = (self.credit.saturating_sub(used) + earned).min(EARNED * EARNED_MAX as u32);
-        self.spun = Duration::ZERO;
-        self.quiet_since = None;
-    }
-
-    /// Records that a poll found nothing; returns whether to poll again at once.
-    pub fn spin(&mut self, now: Instant) -> bool {
-        let quiet_since = *self.quiet_since.get_or_insert(now);
-        self.spun = now.saturating_duration_since(quiet_since);
-        self.busy_poll || !self.alone && !self.is_spent()
-    }
-
-    /// Returns whether the last poll would have ended the spin if the poller ever slept.
-    pub fn is_spent(&self) -> bool {
-        self.spun >= self.budget + self.credit
-    }
-
-    /// Records the length of a sleep, which followed a spin that found nothing.
-    pub fn slept(&mut self, slept: Duration) {
-        // A wake-up itself takes tens of microseconds, so a sleep of 2 × SPIN was for about one SPIN.
-        self.budget = if slept < 2 * SPIN { SPIN } else { self.budget / 2 };
-        self.credit = Duration::ZERO;
-        self.spun = Duration::ZERO;
-        self.quiet_since = None;
-    }
-}
-
-/// Returns whether the machine has one processor. The affinity of this thread does not matter: the other
-/// side, even if it is this machine's kernel, may run on another processor.
-fn has_one_processor() -> bool {
-    online().len() == 1
-}
-
 /// The interval at which every pair is polled even if nothing is ready.
 const ALL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// The longest spin that finds nothing, without the extension that I/Os have earned.
-const SPIN: Duration = Duration::from_micros(50);
-
-/// The spin time that a completed I/O earns, and the number of I/Os that may earn it at once.
-const EARNED: Duration = Duration::from_micros(1);
-const EARNED_MAX: usize = 200;
 
 #[cfg(test)]
 mod tests {
@@ -610,55 +526,5 @@ mod tests {
         while Instant::now() < wanted {
             group.wait(far);
         }
-    }
-
-    fn spinning(busy_poll: bool) -> Spinning {
-        Spinning { busy_poll, alone: false, ..Spinning::new(false) }
-    }
-
-    #[test]
-    fn spins_halve_when_they_find_nothing_and_are_restored_by_a_short_sleep() {
-        let mut spinning = spinning(false);
-        let start = Instant::now();
-        assert!(spinning.spin(start) && spinning.spin(start + SPIN / 2));
-        assert!(!spinning.spin(start + SPIN));
-        spinning.slept(Duration::from_millis(3));
-        assert!(spinning.spin(start));
-        assert!(!spinning.spin(start + SPIN / 2));
-        spinning.slept(Duration::from_micros(30));
-        assert!(spinning.spin(start) && spinning.spin(start + SPIN / 2));
-        spinning.worked(0);
-        assert!(spinning.spin(start + SPIN), "work begins a new spin");
-    }
-
-    #[test]
-    fn completed_ios_extend_the_spin_until_the_extension_is_used_up() {
-        let mut spinning = spinning(false);
-        let start = Instant::now();
-        spinning.worked(100);
-        assert!(spinning.spin(start) && spinning.spin(start + SPIN + 99 * EARNED));
-        assert!(!spinning.spin(start + SPIN + 100 * EARNED));
-        spinning.worked(0);
-        assert!(spinning.spin(start) && !spinning.spin(start + SPIN), "it was used up");
-        spinning.worked(usize::MAX);
-        assert!(spinning.spin(start) && !spinning.spin(start + SPIN + EARNED * EARNED_MAX as u32));
-        spinning.slept(SPIN);
-        assert!(spinning.spin(start) && !spinning.spin(start + SPIN), "a sleep forgets it");
-        // Few I/Os between spins of a usual length keep their credit, and it is bounded.
-        for _ in 0..1000 {
-            spinning.worked(1);
-            assert!(spinning.spin(start) && spinning.spin(start + SPIN - EARNED));
-        }
-        assert!(!spinning.spin(start + SPIN + EARNED * EARNED_MAX as u32));
-    }
-
-    #[test]
-    fn busy_polling_never_sleeps_and_a_single_processor_never_spins() {
-        let start = Instant::now();
-        let mut busy = Spinning { alone: true, ..spinning(true) };
-        assert!(busy.spin(start) && !busy.is_spent());
-        assert!(busy.spin(start + 10 * SPIN) && busy.is_spent());
-        let mut alone = Spinning { alone: true, ..spinning(false) };
-        assert!(!alone.spin(start));
     }
 }

@@ -1,4 +1,4 @@
-//! I/Os that are split into pieces, and joined again when all pieces have ended.
+//! I/Os that are split into pieces, and whose buffers are joined again when all pieces have ended.
 
 use slab::Slab;
 
@@ -8,10 +8,11 @@ use dlfs_base::buf::IoBuf;
 /// The split I/Os. `T` is the owner's data about each piece.
 #[derive(Debug)]
 pub struct Pieces<T> {
-    reads: Slab<Read<T>>,
+    ios: Slab<SplitIo<T>>,
 }
 
-/// Identifies a piece; fits the tag of an I/O.
+/// Identifies a piece until its I/O has ended; fits the tag of an I/O. The high 32 bits are the index of the I/O, the
+/// low 32 bits the index of the piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceId(pub u64);
 
@@ -22,25 +23,31 @@ pub struct Piece<T> {
     pub start: u64,
     /// Its length in bytes.
     pub len: usize,
-    /// The owner's data about it.
+    /// The owner's data about the piece.
     pub info: T,
-    /// Its buffer, once the piece has ended.
+    /// The piece's buffer, once the piece has ended.
     buf: Option<IoBuf>,
 }
 
 /// A split I/O of which some pieces have not ended.
 #[derive(Debug)]
-struct Read<T> {
+struct SplitIo<T> {
     tag: u64,
+    /// The pieces that were cut so far, in order.
     pieces: Vec<Piece<T>>,
+    /// The number of pieces that have not ended, with those that are not cut yet.
     missing: usize,
+    /// The first failure of a piece.
     failed: Option<IoError>,
 }
 
 /// An I/O whose buffer is being cut into pieces, in order.
 pub struct Cutting {
+    /// The index of the I/O.
     key: usize,
+    /// The offset of `rest` in the namespace, in bytes.
     start: u64,
+    /// The part of the buffer that is not cut yet.
     rest: IoBuf,
 }
 
@@ -48,34 +55,34 @@ impl<T> Pieces<T> {
     /// Creates an empty set of I/Os.
     #[expect(clippy::new_without_default, reason = "for this workspace alone")]
     pub fn new() -> Pieces<T> {
-        Pieces { reads: Slab::new() }
+        Pieces { ios: Slab::new() }
     }
 
-    /// Begins an I/O of `num` pieces whose first byte is at `start`.
+    /// Begins an I/O whose first byte is at offset `start`; [`Pieces::cut`] must follow `num` times.
     pub fn begin(&mut self, io: Io, start: u64, num: usize) -> Cutting {
-        let read =
-            Read { tag: io.tag, pieces: Vec::with_capacity(num), missing: num, failed: None };
-        Cutting { key: self.reads.insert(read), start, rest: io.buf }
+        let Io { tag, buf, .. } = io;
+        let split = SplitIo { tag, pieces: Vec::with_capacity(num), missing: num, failed: None };
+        Cutting { key: self.ios.insert(split), start, rest: buf }
     }
 
     /// Cuts the next `len` bytes from the I/O's buffer.
     pub fn cut(&mut self, cutting: &mut Cutting, len: usize, info: T) -> (PieceId, IoBuf) {
-        let behind = cutting.rest.split_off(len);
-        let buf = std::mem::replace(&mut cutting.rest, behind);
-        let pieces = &mut self.reads[cutting.key].pieces;
+        let rest = cutting.rest.split_off(len);
+        let buf = std::mem::replace(&mut cutting.rest, rest);
+        let pieces = &mut self.ios[cutting.key].pieces;
         let id = PieceId((cutting.key as u64) << 32 | pieces.len() as u64);
         pieces.push(Piece { start: cutting.start, len, info, buf: None });
         cutting.start += len as u64;
         (id, buf)
     }
 
-    /// A piece that has not ended.
+    /// A piece of an I/O that has not ended.
     pub fn get_mut(&mut self, PieceId(id): PieceId) -> &mut Piece<T> {
-        let read = &mut self.reads[(id >> 32) as usize];
-        &mut read.pieces[(id & u64::from(u32::MAX)) as usize]
+        let io = &mut self.ios[(id >> 32) as usize];
+        &mut io.pieces[(id & u64::from(u32::MAX)) as usize]
     }
 
-    /// Ends a piece; returns the completion of its I/O if it was the last.
+    /// Ends a piece. If it was the last one, returns the completion of its I/O: with the first failure, or success.
     pub fn end(
         &mut self,
         id: PieceId,
@@ -84,28 +91,28 @@ impl<T> Pieces<T> {
     ) -> Option<Completion> {
         self.get_mut(id).buf = Some(buf);
         let key = (id.0 >> 32) as usize;
-        let read = &mut self.reads[key];
+        let io = &mut self.ios[key];
         if let Err(error) = result {
-            read.failed.get_or_insert(error);
+            io.failed.get_or_insert(error);
         }
-        read.missing -= 1;
-        (read.missing == 0).then(|| self.reads.remove(key).finish())
+        io.missing -= 1;
+        (io.missing == 0).then(|| self.ios.remove(key).finish())
     }
 
     /// The pieces that have not ended.
     pub fn outstanding(&self) -> impl Iterator<Item = &Piece<T>> {
-        let pieces = self.reads.iter().flat_map(|(_, read)| &read.pieces);
+        let pieces = self.ios.iter().flat_map(|(_, io)| &io.pieces);
         pieces.filter(|piece| piece.buf.is_none())
     }
 
     /// The number of I/Os that have not ended.
     #[expect(clippy::len_without_is_empty, reason = "for this workspace alone, which counts them")]
     pub fn len(&self) -> usize {
-        self.reads.len()
+        self.ios.len()
     }
 }
 
-impl<T> Read<T> {
+impl<T> SplitIo<T> {
     fn finish(self) -> Completion {
         let mut buf = IoBuf::empty();
         for piece in self.pieces {

@@ -1,53 +1,29 @@
-//! The files of a namespace and the progress of an I/O on them: the common part of `pread` and io_uring.
+//! The files of a namespace, and the progress of one I/O on them: common to `pread` and io_uring.
 //!
-//! The file engine without io_uring: each I/O is a `pread`, `pwrite` or `fdatasync` in `poll`, which blocks.
+//! A system call may transfer fewer bytes than asked, be interrupted, or refuse O_DIRECT for an unaligned buffer.
+//! [`Transfer`] decides after each call whether and how to continue.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
+use super::{Io, IoError, IoOp, Namespace};
 use dlfs_base::units::Lba;
 
-/// The descriptors of a namespace and the state that its queue pairs share.
+/// The descriptors of a file or block device, and its size, which its queue pairs share.
 pub(super) struct Files {
     pub(super) path: PathBuf,
+    /// The descriptor without O_DIRECT.
     pub(super) buffered: File,
+    /// The descriptor with O_DIRECT, if the namespace was opened with one.
     direct: Option<DirectFile>,
     pub(super) is_block_device: bool,
+    /// The size in blocks, which only grows.
     num_blocks: AtomicU64,
-}
-
-/// A descriptor with O_DIRECT.
-pub(super) struct DirectFile {
-    file: File,
-    /// The alignment of memory addresses, and of offsets and lengths.
-    mem_align: usize,
-    offset_align: u64,
-}
-
-impl DirectFile {
-    /// Wraps `file`, with the alignment that the kernel reports.
-    pub(super) fn new(file: File) -> std::io::Result<DirectFile> {
-        let dio_align = StatxFlags::from_bits_retain(STATX_DIOALIGN);
-        let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, dio_align)?;
-        if stat.stx_mask & STATX_DIOALIGN == 0 {
-            // A kernel before 6.1 does not report it; the page size is always enough.
-            return Ok(DirectFile { file, mem_align: 4096, offset_align: 4096 });
-        }
-        if stat.stx_dio_offset_align == 0 {
-            return Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-        }
-        let mem_align = stat.stx_dio_mem_align.max(1) as usize;
-        Ok(DirectFile { file, mem_align, offset_align: u64::from(stat.stx_dio_offset_align) })
-    }
 }
 
 impl Files {
@@ -74,13 +50,14 @@ impl Files {
         Files::new(Path::new("test"), descriptor.into(), None, false, 100)
     }
 
-    /// Updates the size in a queue pair's `namespace`.
+    /// Copies the current size into a queue pair's `namespace`.
     pub(super) fn refresh(&self, namespace: &mut Namespace) {
         namespace.num_blocks = self.num_blocks.load(Ordering::Relaxed);
     }
 
-    /// The descriptors that a ring may register, the one without O_DIRECT first. A writer registers none: a
-    /// closed ring releases its descriptors some time later, and with them the writer's lock.
+    /// The descriptors that a ring may register: the one without O_DIRECT, then the one with it, if there is one. None
+    /// for a writer: the kernel releases the descriptors of a closed ring some time later, and with them the writer's
+    /// lock.
     pub(super) fn to_register(&self, namespace: &Namespace) -> Vec<RawFd> {
         if !namespace.read_only {
             return Vec::new();
@@ -103,15 +80,42 @@ impl Files {
     }
 }
 
+/// A descriptor with O_DIRECT.
+pub(super) struct DirectFile {
+    file: File,
+    /// The alignment of memory addresses, in bytes.
+    mem_align: usize,
+    /// The alignment of offsets and lengths, in bytes.
+    offset_align: u64,
+}
+
+impl DirectFile {
+    /// Wraps `file`, with the alignment that the kernel reports.
+    pub(super) fn new(file: File) -> std::io::Result<DirectFile> {
+        let dio_align = StatxFlags::from_bits_retain(STATX_DIOALIGN);
+        let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, dio_align)?;
+        if stat.stx_mask & STATX_DIOALIGN == 0 {
+            // A kernel before 6.1 does not report it; the page size is always enough.
+            return Ok(DirectFile { file, mem_align: 4096, offset_align: 4096 });
+        }
+        if stat.stx_dio_offset_align == 0 {
+            return Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        let mem_align = stat.stx_dio_mem_align.max(1) as usize;
+        Ok(DirectFile { file, mem_align, offset_align: u64::from(stat.stx_dio_offset_align) })
+    }
+}
+
 /// An I/O and its progress.
 pub(super) struct Transfer {
     pub(super) io: Io,
     /// Bytes transferred so far.
     pub(super) moved: usize,
-    /// The offset of the I/O in bytes.
+    /// The offset of the I/O in the file, in bytes.
     start: u64,
-    /// Set once O_DIRECT refused the I/O.
+    /// Set once O_DIRECT refused the I/O: it continues through the page cache.
     buffered_only: bool,
+    /// System calls that were interrupted.
     retries: u8,
 }
 
@@ -130,7 +134,7 @@ impl Transfer {
         Transfer { io, moved: 0, start, buffered_only: false, retries: 0 }
     }
 
-    /// The offset of the remaining bytes.
+    /// The offset of the remaining bytes in the file, in bytes.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.moved as u64
     }
@@ -159,7 +163,7 @@ impl Transfer {
             && (rest.len() as u64).is_multiple_of(direct.offset_align)
     }
 
-    /// Handles the result of a system call: bytes transferred, or an error.
+    /// Handles the result of a system call, which is the number of bytes transferred, or an error.
     pub(super) fn advance(&mut self, result: Result<usize, Errno>) -> Step {
         let expected = self.io.buf.len();
         match result {
@@ -191,91 +195,14 @@ fn os_error(errno: Errno) -> IoError {
     IoError::Os(errno.raw_os_error())
 }
 
-/// A queue pair that makes plain system calls.
-pub(super) struct PreadPair {
-    files: Arc<Files>,
-    namespace: Namespace,
-    taken: VecDeque<Io>,
-}
-
-impl PreadPair {
-    pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> PreadPair {
-        let taken = VecDeque::with_capacity(usize::from(namespace.queue_depth));
-        PreadPair { files, namespace, taken }
-    }
-
-    fn run(&self, io: Io) -> Completion {
-        if let Err(error) = self.namespace.check(&io) {
-            return Completion { tag: io.tag, buf: io.buf, result: Err(error) };
-        }
-        let mut transfer = Transfer::new(io, self.namespace.block_len_bytes);
-        let result = self.finish(&mut transfer);
-        Completion { tag: transfer.io.tag, buf: transfer.io.buf, result }
-    }
-
-    fn finish(&self, transfer: &mut Transfer) -> Result<(), IoError> {
-        loop {
-            let result = self.call(transfer);
-            if let Step::Ended(result) = transfer.advance(result) {
-                return result;
-            }
-        }
-    }
-
-    fn call(&self, transfer: &mut Transfer) -> Result<usize, Errno> {
-        let file = transfer.file(&self.files);
-        let offset = transfer.offset();
-        let moved = transfer.moved;
-        match transfer.io.op {
-            IoOp::Read => rustix::io::pread(file, &mut transfer.io.buf[moved..], offset),
-            IoOp::Write => rustix::io::pwrite(file, &transfer.io.buf[moved..], offset),
-            IoOp::Flush => rustix::fs::fdatasync(file).map(|()| 0),
-        }
-    }
-}
-
-impl QueuePair for PreadPair {
-    fn namespace(&self) -> &Namespace {
-        &self.namespace
-    }
-
-    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        self.files.refresh(&mut self.namespace);
-        let room = usize::from(self.namespace.queue_depth) - self.taken.len();
-        let count = room.min(pending.len());
-        self.taken.extend(pending.drain(..count));
-        count
-    }
-
-    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let count = max.min(self.taken.len()).min(BURST);
-        for _ in 0..count {
-            let io = self.taken.pop_front().expect("counted above");
-            done.push(self.run(io));
-        }
-        count
-    }
-
-    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
-        self.files.drop_cached(slba, len_bytes, &self.namespace);
-    }
-
-    fn outstanding(&self) -> usize {
-        self.taken.len()
-    }
-}
-
 /// The queue depth of a queue pair.
 pub(super) const QUEUE_DEPTH: u16 = 128;
 
-/// The most interruptions of one I/O before it fails.
+/// The most interrupted system calls of one I/O before it fails.
 const MAX_RETRIES: u8 = 100;
 
 /// `STATX_DIOALIGN`, which rustix does not name yet.
 const STATX_DIOALIGN: u32 = 0x2000;
-
-/// The most I/Os of one `poll`, so that the caller regains control between slow I/Os.
-const BURST: usize = 16;
 
 #[cfg(test)]
 mod tests {
