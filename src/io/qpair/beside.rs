@@ -1,4 +1,5 @@
-//! A device that appends files to a medium: one namespace whose higher offsets are files of a folder.
+//! A device that appends files to a medium: one namespace whose lower offsets are the medium, and whose higher offsets
+//! are files of a folder.
 //!
 //! A cache tier stores long samples this way, so that a program can open the copy of a sample as a file. The
 //! first write creates a file at its full length; the file is sparse until all of it is written. Anyone may
@@ -24,27 +25,30 @@ use dlfs_base::error::Result;
 use dlfs_base::process::mark_ours;
 use dlfs_base::units::Lba;
 
-/// One of the files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BesideFile {
-    /// Its name in the folder.
-    pub name: String,
-    /// The offset of its first byte in the namespace: a multiple of the page size.
-    pub offset_bytes: u64,
-    pub len_bytes: u64,
-}
-
 /// A medium with appended files: see the module's page.
 pub struct WithFiles {
     medium: Arc<dyn Device>,
-    files: Arc<Files>,
+    appended: Arc<Appended>,
 }
 
-struct Files {
+/// An appended file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BesideFile {
+    /// The name in the folder.
+    pub name: String,
+    /// The offset of the first byte in the namespace: a multiple of 4,096.
+    pub offset_bytes: u64,
+    /// The length in bytes.
+    pub len_bytes: u64,
+}
+
+/// The appended files, as all queue pairs share them.
+struct Appended {
     folder: PathBuf,
     /// By ascending offset.
     files: Vec<BesideFile>,
     is_writable: bool,
+    /// The length of a block of the namespace, in bytes.
     block_len: u64,
 }
 
@@ -54,17 +58,19 @@ impl WithFiles {
         let namespace = medium.namespace();
         let is_writable = !namespace.read_only;
         let block_len = namespace.block_len_bytes.into();
-        WithFiles { medium, files: Arc::new(Files { folder, files, is_writable, block_len }) }
+        let appended = Appended { folder, files, is_writable, block_len };
+        WithFiles { medium, appended: Arc::new(appended) }
     }
 
-    fn describe(&self, medium: Namespace) -> Namespace {
-        let end = self.files.files.last().map_or(0, BesideFile::end_bytes);
-        Namespace { num_blocks: medium.num_blocks.max(end / self.files.block_len), ..medium }
+    /// The namespace with the appended files, if `medium` is the namespace of the medium.
+    fn extend(&self, medium: Namespace) -> Namespace {
+        let end = self.appended.files.last().map_or(0, BesideFile::end_bytes);
+        Namespace { num_blocks: medium.num_blocks.max(end / self.appended.block_len), ..medium }
     }
 }
 
 impl BesideFile {
-    /// The end of its last page.
+    /// The offset of the end of the last page in the namespace.
     fn end_bytes(&self) -> u64 {
         self.offset_bytes + self.len_bytes.next_multiple_of(ALIGN)
     }
@@ -76,76 +82,75 @@ impl Device for WithFiles {
     }
 
     fn namespace(&self) -> Namespace {
-        self.describe(self.medium.namespace())
+        self.extend(self.medium.namespace())
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let medium = self.medium.queue_pair_in(scope)?;
-        Ok(Box::new(Pair {
-            namespace: self.describe(medium.namespace().clone()),
+        let first = self.appended.files.first().map_or(0, |file| file.offset_bytes);
+        Ok(Box::new(BesidePair {
+            namespace: self.extend(medium.namespace().clone()),
             medium,
-            first_block: self.files.files.first().map_or(0, |file| file.offset_bytes)
-                / self.files.block_len,
-            files: Arc::clone(&self.files),
+            first_block: first / self.appended.block_len,
+            appended: Arc::clone(&self.appended),
             helpers: None,
             registry: None,
-            with_helpers: 0,
-            ready: VecDeque::new(),
+            num_helped: 0,
+            refused: VecDeque::new(),
             scratch: VecDeque::new(),
         }))
     }
 }
 
-struct Pair {
+struct BesidePair {
     medium: Box<dyn QueuePair>,
     namespace: Namespace,
     /// The first block that belongs to a file.
     first_block: u64,
-    files: Arc<Files>,
-    /// Started by the first I/O of a file.
+    appended: Arc<Appended>,
+    /// Started by the first I/O on a file.
     helpers: Option<Helpers>,
+    /// The registry of the poller, for the helpers once they are started.
     registry: Option<Registry>,
     /// I/Os that the helpers have.
-    with_helpers: usize,
-    ready: VecDeque<Completion>,
-    /// Empty between calls.
+    num_helped: usize,
+    /// Completions of I/Os on files that no helper runs.
+    refused: VecDeque<Completion>,
+    /// Empty between calls; kept for its memory.
     scratch: VecDeque<Io>,
 }
 
-impl Pair {
+impl BesidePair {
+    /// Returns whether `io` is for a file.
     fn is_beside(&self, io: &Io) -> bool {
         io.op != IoOp::Flush && io.slba.0 >= self.first_block
     }
 
-    fn run(&mut self, io: Io) {
-        let started = match &self.helpers {
-            Some(_) => Ok(()),
-            None => self.start_helpers(),
-        };
+    /// Gives an I/O on a file to the helpers, or refuses it.
+    fn run_beside(&mut self, io: Io) {
         let checked = self.namespace.check(&io);
-        let refused = checked.err().or(started.err().map(|_| IoError::Os(libc::EAGAIN)));
-        match (&self.helpers, refused) {
-            (Some(helpers), None) => {
+        if self.helpers.is_none() {
+            self.helpers = self.start_helpers().ok(); // without it, the I/O fails with EAGAIN
+        }
+        match (checked, &self.helpers) {
+            (Ok(()), Some(helpers)) => {
                 helpers.submit(std::iter::once(io));
-                self.with_helpers += 1;
+                self.num_helped += 1;
             }
-            (_, refused) => {
-                let result = Err(refused.unwrap_or(IoError::Os(libc::EAGAIN)));
-                self.ready.push_back(Completion { tag: io.tag, buf: io.buf, result });
-            }
+            (Ok(()), None) => self.refused.push_back(io.end(Err(IoError::Os(libc::EAGAIN)))),
+            (Err(error), _) => self.refused.push_back(io.end(Err(error))),
         }
     }
 
-    fn start_helpers(&mut self) -> Result<()> {
-        let open = Open { files: Arc::clone(&self.files), last: Mutex::default() };
+    fn start_helpers(&self) -> Result<Helpers> {
+        let open = OpenFiles { appended: Arc::clone(&self.appended), recent: Mutex::default() };
         let mut helpers = Helpers::start(Box::new(move |io| open.run(io)), MAX_THREADS)?;
         self.registry.iter().for_each(|registry| helpers.register(registry));
-        self.helpers = Some(helpers);
-        Ok(())
+        Ok(helpers)
     }
 }
 
-impl QueuePair for Pair {
+impl QueuePair for BesidePair {
     /// A fence applies to the medium only: the files hold copies, which need none.
     fn below(&self) -> Option<&dyn QueuePair> {
         Some(&*self.medium)
@@ -173,10 +178,10 @@ impl QueuePair for Pair {
                     }
                     break;
                 }
-            } else if self.with_helpers + self.ready.len() < depth
+            } else if self.num_helped + self.refused.len() < depth
                 && let Some(io) = pending.pop_front()
             {
-                self.run(io);
+                self.run_beside(io);
             } else {
                 break;
             }
@@ -187,19 +192,19 @@ impl QueuePair for Pair {
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut count = self.medium.poll(now, max, done);
         if let Some(helpers) = &mut self.helpers
-            && self.with_helpers > 0
+            && self.num_helped > 0
         {
             let ended = helpers.poll(now, max - count, done);
-            self.with_helpers -= ended;
+            self.num_helped -= ended;
             count += ended;
         }
-        let refused = (max - count).min(self.ready.len());
-        done.extend(self.ready.drain(..refused));
+        let refused = (max - count).min(self.refused.len());
+        done.extend(self.refused.drain(..refused));
         count + refused
     }
 
     fn outstanding(&self) -> usize {
-        self.medium.outstanding() + self.with_helpers + self.ready.len()
+        self.medium.outstanding() + self.num_helped + self.refused.len()
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
@@ -223,37 +228,38 @@ impl QueuePair for Pair {
     }
 
     fn notice(&self) -> Notice {
-        if !self.ready.is_empty() {
+        if !self.refused.is_empty() {
             return Notice::Poll;
         }
-        match (self.with_helpers, self.medium.outstanding()) {
+        match (self.num_helped, self.medium.outstanding()) {
             (0, _) => self.medium.notice(),
-            (_, 0) => Notice::Look, // completions are in memory
+            (_, 0) => Notice::Look, // the helpers' completions are in memory
             _ => self.medium.notice().max(Notice::Look),
         }
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        let of_helpers = self.helpers.as_ref().and_then(Helpers::joins_at);
+        let of_helpers = self.helpers.as_ref().and_then(Helpers::next_thread_at);
         self.medium.next_timeout().into_iter().chain(of_helpers).min()
     }
 }
 
 /// The files that the threads of one queue pair have open.
-struct Open {
-    files: Arc<Files>,
-    /// Each with its index in `files`; the most recently opened last.
-    last: Mutex<VecDeque<(usize, Arc<File>)>>,
+struct OpenFiles {
+    appended: Arc<Appended>,
+    /// Open files, each with its index in `appended`; the most recently opened last.
+    recent: Mutex<VecDeque<(usize, Arc<File>)>>,
 }
 
-impl Open {
+impl OpenFiles {
     /// Runs `io`; blocks until the file system has finished.
     fn run(&self, io: &mut Io) -> std::result::Result<(), IoError> {
-        let start = io.slba.0 * self.files.block_len;
+        let start = io.slba.0 * self.appended.block_len;
         let end = start + io.buf.len() as u64;
         let is_write = io.op == IoOp::Write;
-        let files = &self.files.files;
+        let files = &self.appended.files;
         let first = files.partition_point(|file| file.end_bytes() <= start);
+        // Bytes of the buffer that are done; a read fills those between files with zeroes.
         let mut done = 0;
         for (index, file) in (first..).zip(&files[first..]) {
             if file.offset_bytes >= end {
@@ -283,17 +289,18 @@ impl Open {
         Ok(())
     }
 
-    /// The file at this index, open; opens it again if its name was removed.
-    fn file(&self, index: usize, creates: bool) -> std::io::Result<Arc<File>> {
-        let known = self.last.lock().iter().find(|(known, _)| *known == index).cloned();
+    /// The file at this index, open; opens it again if its name was removed. With `may_create`, creates a file that
+    /// does not exist.
+    fn file(&self, index: usize, may_create: bool) -> std::io::Result<Arc<File>> {
+        let known = self.recent.lock().iter().find(|(known, _)| *known == index).cloned();
         if let Some((_, file)) = known
             && file.metadata()?.nlink() > 0
         {
             return Ok(file);
         }
-        let Files { folder, files, is_writable, .. } = &*self.files;
+        let Appended { folder, files, is_writable, .. } = &*self.appended;
         let listed = &files[index];
-        let creates = creates && *is_writable;
+        let creates = may_create && *is_writable;
         let file = OpenOptions::new()
             .read(true)
             .write(*is_writable)
@@ -306,12 +313,12 @@ impl Open {
         }
         mark_ours(&file);
         let file = Arc::new(file);
-        let mut last = self.last.lock();
-        last.retain(|(known, _)| *known != index);
-        if last.len() == MAX_OPEN {
-            last.pop_front();
+        let mut recent = self.recent.lock();
+        recent.retain(|(known, _)| *known != index);
+        if recent.len() == MAX_OPEN {
+            recent.pop_front();
         }
-        last.push_back((index, Arc::clone(&file)));
+        recent.push_back((index, Arc::clone(&file)));
         Ok(file)
     }
 }

@@ -1,8 +1,8 @@
 //! An image file or a block device as a namespace.
 //!
-//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`transfer.rs`) if io_uring is
-//! not available or is slower, as for reads of tmpfs. A device opened with O_DIRECT keeps a second descriptor
-//! without it, for the few I/Os whose memory or offset is not aligned for O_DIRECT.
+//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`pread.rs`) if io_uring is
+//! not available or is slower, as for reads of tmpfs. A file opened with O_DIRECT keeps a second descriptor
+//! without it, for the few I/Os whose memory or offset is not aligned for O_DIRECT (`transfer.rs`).
 //!
 //! A writer holds an exclusive `flock` on the file or block device, so a second writer is refused. If the file
 //! system has no locks, like some shared file systems, a lease in the image excludes other writers, as on
@@ -35,9 +35,10 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Allow writes; takes the exclusive lock.
     pub writable: bool,
-    /// Allow writes on a file system without locks, because a lease excludes other writers.
+    /// Allow writes also on a file system without locks, because a lease excludes other writers.
     pub or_lease: bool,
-    /// Create the file if there is none, and make it at least this long. Implies `writable`.
+    /// Create the file if there is none, and make it at least this many bytes long. Implies `writable`. `None`: the
+    /// file must exist.
     pub create_len: Option<u64>,
     /// Only the owner may read or write the file. This also changes an existing file of this user.
     pub private: bool,
@@ -58,8 +59,11 @@ pub enum FileCalls {
 /// An opened image file or block device.
 pub struct FileNamespace {
     files: Arc<Files>,
+    /// The namespace when it was opened; `files` has the current size.
     namespace: Namespace,
+    /// The calls in use: `Auto` stands for io_uring.
     calls: FileCalls,
+    /// True if this process holds the lock of a writer.
     is_locked: bool,
 }
 
@@ -78,13 +82,13 @@ impl FileNamespace {
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileNamespace> {
         let path = path.as_ref();
         let writable = options.writable || options.create_len.is_some();
-        refuse_what_is_no_medium(path)?;
+        check_file_type(path)?;
         let is_new = options.create_len.is_some() && !path.exists();
         let buffered = open_file(path, &options, writable, 0).map_err(|e| cannot_open(path, e))?;
         if is_new {
             sync_name(path);
         }
-        let opened = FileNamespace::of(path, options, writable, buffered);
+        let opened = FileNamespace::from_file(path, options, writable, buffered);
         // With `Busy`, another writer has opened the new file, so it must stay.
         if is_new && opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Busy) {
             // If this fails, an empty file is left.
@@ -93,7 +97,8 @@ impl FileNamespace {
         opened
     }
 
-    fn of(
+    /// Continues to open a namespace, whose descriptor without O_DIRECT is `buffered`.
+    fn from_file(
         path: &Path,
         options: FileOptions,
         writable: bool,
@@ -107,8 +112,8 @@ impl FileNamespace {
         let len = len_of(&buffered).map_err(|e| cannot_open(path, e))?;
         let block_len_bytes = block_len(&buffered, is_block_device, len, path)?;
         // Leases must bypass the page cache, so that machines see each other's.
-        let has_to = is_block_device || writable && !is_locked;
-        let direct = open_direct(path, &options, writable, has_to, len)?;
+        let prefers_direct = is_block_device || writable && !is_locked || len > memory_bytes() / 2;
+        let direct = open_direct(path, &options, writable, prefers_direct)?;
         let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);
         let calls = match options.calls {
             FileCalls::Auto if !writable && is_in_memory(&files.buffered) => FileCalls::Pread,
@@ -151,14 +156,12 @@ impl FileNamespace {
         })
     }
 
-    /// While the result exists, a forked child gets a read-only descriptor of its own, without the lock.
+    /// While the result exists, a forked child gets another descriptor, which is read-only and does not hold the lock.
     /// Otherwise a child that outlives this process would keep the lock.
     pub fn keep_lock_from_children(&self) -> NotInherited {
         NotInherited::reopen(self.files.buffered.as_fd())
     }
-}
 
-impl FileNamespace {
     /// `len_bytes`, rounded up to whole blocks.
     fn whole_blocks(&self, len_bytes: u64) -> u64 {
         round_up(len_bytes, u64::from(self.namespace.block_len_bytes)).unwrap_or(len_bytes)
@@ -216,8 +219,8 @@ impl Device for FileNamespace {
             }
         }
         let len = self.whole_blocks(len_bytes);
-        let cut = || if len_of(buffered)? > len { buffered.set_len(len) } else { Ok(()) };
-        cut().map_err(|error| Error::from(error).path(path))
+        let truncate = || if len_of(buffered)? > len { buffered.set_len(len) } else { Ok(()) };
+        truncate().map_err(|error| Error::from(error).path(path))
     }
 
     fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
@@ -225,7 +228,7 @@ impl Device for FileNamespace {
         if *is_block_device || self.namespace.read_only {
             return Ok(false);
         }
-        let told = || -> std::io::Result<bool> {
+        let would_free = || -> std::io::Result<bool> {
             if len_of(buffered)? > self.whole_blocks(len_bytes) {
                 return Ok(true);
             }
@@ -233,7 +236,7 @@ impl Device for FileNamespace {
             let block_len = block_len.max(1).next_power_of_two();
             Ok(unused.iter().any(|range| has_data(buffered, range, block_len)))
         };
-        told().map_err(|error| Error::from(error).path(path))
+        would_free().map_err(|error| Error::from(error).path(path))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -253,7 +256,7 @@ fn cannot_open(path: &Path, error: std::io::Error) -> Error {
 
 /// Refuses a path that is neither a file nor a block device. Checked before opening, because opening a FIFO
 /// would block until its other end is open.
-fn refuse_what_is_no_medium(path: &Path) -> Result<()> {
+fn check_file_type(path: &Path) -> Result<()> {
     let kind = match std::fs::metadata(path) {
         Ok(metadata) => metadata.file_type(),
         Err(_) => return Ok(()), // opening reports why, or creates the file
@@ -314,7 +317,7 @@ fn lock(file: &File, path: &Path, or_lease: bool) -> Result<bool> {
                 return Err(Error::new(ErrorKind::Busy, message).path(path));
             }
             Err(errno) if is_without_locks(errno) && or_lease => {
-                tell_of_lease(path, errno);
+                warn_of_lease(path, errno);
                 return Ok(false);
             }
             Err(errno) if is_without_locks(errno) => {
@@ -336,10 +339,10 @@ pub fn is_without_locks(errno: Errno) -> bool {
 }
 
 /// Warns once that a lease replaces the lock.
-fn tell_of_lease(path: &Path, errno: Errno) {
-    static TOLD: Once = Once::new();
+fn warn_of_lease(path: &Path, errno: Errno) {
+    static WARNED: Once = Once::new();
     let why = std::io::Error::from(errno);
-    TOLD.call_once(|| {
+    WARNED.call_once(|| {
         tracing::warn!(
             "{}: the file system has no locks (flock: {why}); a lease in the image keeps other writers away",
             path.display()
@@ -366,6 +369,7 @@ fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
     start < end && data().is_ok_and(|data| data < end)
 }
 
+/// Makes a file at least `len` bytes long; checks that a block device is.
 fn grow_file(file: &File, is_block_device: bool, len: u64) -> Result<()> {
     if len_of(file)? >= len {
         return Ok(());
@@ -386,7 +390,7 @@ fn grow_file(file: &File, is_block_device: bool, len: u64) -> Result<()> {
     })
 }
 
-/// The block length: a power of two, 512 to 4,096.
+/// The block length in bytes: a power of two, 512 to 4,096.
 fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Result<u64> {
     if !is_block_device {
         return Ok(if len.is_multiple_of(4096) { 4096 } else { 512 });
@@ -405,24 +409,18 @@ fn is_in_memory(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
 }
 
-/// Opens the descriptor with O_DIRECT, if it is wanted and available.
+/// Opens the descriptor with O_DIRECT, if the options ask for it and it is available. `Direct::Auto` asks for it if
+/// `prefers_direct`.
 fn open_direct(
     path: &Path,
     options: &FileOptions,
     writable: bool,
-    has_to: bool,
-    len: u64,
+    prefers_direct: bool,
 ) -> Result<Option<DirectFile>> {
-    let wanted = match options.direct {
-        Direct::On => true,
-        Direct::Off => false,
-        Direct::Auto => has_to || len > memory_bytes() / 2,
-    };
-    if !wanted {
+    if options.direct == Direct::Off || options.direct == Direct::Auto && !prefers_direct {
         return Ok(None);
     }
-    let opened = open_file(path, options, writable, libc::O_DIRECT).and_then(DirectFile::new);
-    match opened {
+    match open_file(path, options, writable, libc::O_DIRECT).and_then(DirectFile::new) {
         Ok(direct) => Ok(Some(direct)),
         Err(_) if options.direct == Direct::Auto => Ok(None),
         Err(error) => {
@@ -441,17 +439,19 @@ impl Direct {
     }
 }
 
+/// The size of this machine's memory in bytes.
 fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-fn engine(calls: FileCalls, direct: bool) -> String {
+/// The name of the engine: see [`Namespace::engine`].
+fn engine(calls: FileCalls, is_direct: bool) -> String {
     let calls = match calls {
         FileCalls::Auto => "io_uring",
         FileCalls::Pread => "pread",
     };
-    format!("file ({calls}{})", if direct { ", O_DIRECT" } else { "" })
+    format!("file ({calls}{})", if is_direct { ", O_DIRECT" } else { "" })
 }
 
 /// The file system type of tmpfs in statfs(2).

@@ -1,4 +1,4 @@
-//! Poll groups: several queue pairs that one thread polls, and its waits while no I/O completes.
+//! A poll group: several queue pairs that one thread polls, and the thread's waits while no I/O completes.
 //!
 //! This is the shared completion queue of the DLFS paper: the owner of the group receives the completions of
 //! all queue pairs in one list. Its loop is
@@ -14,10 +14,9 @@
 //! pair on the same connection marks the other one, which is polled in the same turn. All queue pairs are
 //! polled once in `ALL_INTERVAL`, to notice changes by other threads; this costs no system call.
 //!
-//! Waiting is adaptive. While I/Os are outstanding, a wait first returns at once, so that the loop spins. It
-//! spins for at most 50 µs after the last completion, plus 1 µs for each earlier completion, 250 µs in all. Then
-//! a wait sleeps on the registered descriptors ([`Spinning`]), unless busy polling is set or a queue pair must
-//! be polled in every turn ([`Notice::Poll`]). An idle group uses no processor time.
+//! Waiting is adaptive. While I/Os are outstanding, a wait first returns at once, so that the loop spins, for at most
+//! 250 µs ([`Spinning`]). Then a wait sleeps on the registered descriptors, unless busy polling is set or a queue pair
+//! must be polled in every turn ([`Notice::Poll`]). An idle group uses no processor time.
 
 pub use super::readiness::Waker;
 pub use super::spinning::Spinning;
@@ -33,29 +32,33 @@ use dlfs_base::units::Lba;
 
 /// Queue pairs that one thread polls together. The module page has the loop around it.
 pub struct PollGroup {
-    members: Vec<Member>,
+    members: Vec<GroupMember>,
     /// The members to poll next, in FIFO order, so that a small `max` starves none of them.
     queue: VecDeque<usize>,
     /// I/Os taken by all pairs together and not yet completed.
     outstanding: usize,
-    /// A lower bound of all members' timeouts; it may be too early.
+    /// The earliest timeout of a member, or an earlier time; `None`: no member has a timeout.
     next_due: Option<Instant>,
-    /// The time at which all members are polled again.
+    /// The time at which all members are polled again; `None`: with the next turn.
     all_due: Option<Instant>,
     readiness: Readiness,
     /// Set if the kernel was asked for ready descriptors since the last turn.
     is_asked: bool,
+    /// Empty between polls; kept for its memory.
     scratch: Vec<Completion>,
     spinning: Spinning,
 }
 
 /// A queue pair, and its state after it was last polled or submitted to.
-struct Member {
+struct GroupMember {
     pair: Box<dyn QueuePair>,
+    /// I/Os that the pair has taken and not completed.
     outstanding: usize,
+    /// The pair's timeout.
     due: Option<Instant>,
+    /// True while it is in `queue`.
     is_queued: bool,
-    /// True if it must be polled soon although no event would end a sleep for it.
+    /// True if it must be polled before the thread sleeps, since no event would end a sleep for it.
     is_restless: bool,
 }
 
@@ -89,7 +92,7 @@ impl PollGroup {
     pub fn add(&mut self, mut pair: Box<dyn QueuePair>) -> usize {
         let index = self.members.len();
         pair.register(&self.readiness.registry(index));
-        self.members.push(Member {
+        self.members.push(GroupMember {
             pair,
             outstanding: 0,
             due: None,
@@ -196,8 +199,8 @@ impl PollGroup {
     /// Waits until polling may find something, a [`Waker`] calls, or `until` has passed.
     ///
     /// Call it after a `poll` that returned nothing. It may return early for no reason. While I/Os are
-    /// outstanding, it returns at once for up to 250 µs, so that the caller spins, and then sleeps. Then it
-    /// never sleeps with busy polling, or while a queue pair has no event to wait for ([`Notice::Poll`]).
+    /// outstanding, it returns at once for up to 250 µs, so that the caller spins; then it sleeps. It does not sleep
+    /// with busy polling, or while a queue pair has no event to wait for ([`Notice::Poll`]).
     pub fn wait(&mut self, until: Instant) {
         self.notice_fork();
         let now = Instant::now();
@@ -221,6 +224,7 @@ impl PollGroup {
         self.readiness.waker()
     }
 
+    /// Sleeps for at most `limit`, and queues the pairs that became ready.
     fn sleep(&mut self, limit: Duration) {
         self.readiness.sleep(limit);
         let PollGroup { members, queue, readiness, .. } = self;
@@ -258,8 +262,8 @@ impl PollGroup {
         }
     }
 
-    /// Updates the group's view of a pair after polling it or submitting to it: its outstanding I/Os, and the
-    /// time of its next poll.
+    /// Updates the record of a pair after polling it or submitting to it: its outstanding I/Os, and the time of its
+    /// next poll. With `is_restless`, it is polled in the next turn.
     fn settle(&mut self, index: usize, is_restless: bool) {
         let member = &mut self.members[index];
         let outstanding = member.pair.outstanding();
@@ -279,8 +283,7 @@ impl PollGroup {
         if self.readiness.is_ours() {
             return;
         }
-        // Without a descriptor of its own the child would wait on the parent's set and waker, so it spins
-        // instead.
+        // Without another set the child would wait on the parent's one, so it spins instead.
         let Ok(readiness) = Readiness::new() else {
             (0..self.members.len()).for_each(|index| self.settle(index, true));
             return;
@@ -293,7 +296,7 @@ impl PollGroup {
     }
 }
 
-fn enqueue(queue: &mut VecDeque<usize>, members: &mut [Member], index: usize) {
+fn enqueue(queue: &mut VecDeque<usize>, members: &mut [GroupMember], index: usize) {
     if !std::mem::replace(&mut members[index].is_queued, true) {
         queue.push_back(index);
     }

@@ -1,15 +1,16 @@
-//! A namespace in memory: for tests, for benches, and for a target that serves memory.
+//! Namespaces in memory: [`MemNamespace`] in that of this process, for tests, benches and targets, and [`SharedMemory`]
+//! in memory that other processes map.
 //!
-//! An I/O is one copy, made in `poll` on the caller's thread. The region is divided into stripes with a lock
-//! each, so that queue pairs of many threads read in parallel and a writer blocks few of them.
+//! An I/O is one copy, made in `poll` on the caller's thread.
 //!
-//! Read-only queue pairs let callers borrow their bytes. A write to a stripe with borrowed bytes replaces the
-//! stripe by a changed copy: borrowed bytes never change. So borrowing suits data that are rarely written, and
-//! queue pairs that may write do not offer it. The copies take at most as much memory as the borrowed stripes.
+//! The bytes of a [`MemNamespace`] are divided into stripes with a lock each, so that queue pairs of many threads read
+//! in parallel and a writer blocks few of them. Read-only queue pairs let callers borrow their bytes. A write to a
+//! stripe with borrowed bytes replaces the stripe by a changed copy: borrowed bytes never change. So borrowing suits
+//! data that are rarely written, and queue pairs that may write do not offer it. The copies take at most as much memory
+//! as the borrowed stripes.
 //!
-//! [`SharedMemory`] is a namespace in memory that other processes map. It has no stripes, because their locks would
-//! not exclude other processes. The caller must discard a read that overlaps a write. Only blocks that the writer has
-//! frozen can be borrowed.
+//! A [`SharedMemory`] has no stripes, because their locks would not exclude other processes. The caller must discard a
+//! read that overlaps a write. Only blocks that the writer has frozen can be borrowed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -89,11 +90,13 @@ impl Device for MemNamespace {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let namespace = self.namespace.clone();
-        let memory = OwnMemory { stripes: Arc::clone(&self.stripes), lends: namespace.read_only };
+        let memory =
+            StripedMemory { stripes: Arc::clone(&self.stripes), lends: namespace.read_only };
         Ok(Box::new(MemPair::new(memory, namespace)))
     }
 }
 
+/// The properties of a writable namespace in memory.
 fn namespace(len_bytes: u64, block_len_bytes: u32) -> Result<Namespace> {
     let block_ok = block_len_bytes.is_power_of_two() && (512..=4096).contains(&block_len_bytes);
     let block_len = u64::from(block_len_bytes);
@@ -114,12 +117,13 @@ fn namespace(len_bytes: u64, block_len_bytes: u32) -> Result<Namespace> {
     })
 }
 
+/// A length of the namespace as a length in memory.
 fn addressable(len_bytes: u64) -> Result<usize> {
     let too_large = |_| Error::new(ErrorKind::OutOfMemory, "more bytes than can be addressed");
     usize::try_from(len_bytes).map_err(too_large)
 }
 
-/// The bytes of one queue pair's namespace. Offsets and lengths were checked before.
+/// The bytes of one queue pair's namespace. Offsets and lengths are in bytes, and were checked before.
 trait Memory: Send {
     fn read(&self, offset: usize, bytes: &mut [u8]);
 
@@ -132,10 +136,11 @@ trait Memory: Send {
     fn borrow(&self, offset: usize, len: usize) -> Option<SharedBuf>;
 }
 
-/// Copies a few I/Os in each turn, so that the caller uses the bytes while they are in the cache.
+/// A queue pair that copies a few I/Os in each turn, so that the caller uses the bytes while they are in the cache.
 struct MemPair<M> {
     memory: M,
     namespace: Namespace,
+    /// I/Os that were taken and that no turn has copied yet.
     taken: VecDeque<Io>,
 }
 
@@ -197,7 +202,7 @@ impl<M: Memory> QueuePair for MemPair<M> {
             }
             let Some(mut io) = self.taken.pop_front() else { return index };
             let result = self.run(&mut io);
-            done.push(Completion { tag: io.tag, buf: io.buf, result });
+            done.push(io.end(result));
         }
         count
     }
@@ -211,9 +216,10 @@ impl<M: Memory> QueuePair for MemPair<M> {
     }
 }
 
-/// Memory of this process alone, which a read-only queue pair lends.
-struct OwnMemory {
+/// The memory of a queue pair on a [`MemNamespace`].
+struct StripedMemory {
     stripes: Arc<Stripes>,
+    /// True if callers may borrow bytes.
     lends: bool,
 }
 
@@ -237,39 +243,39 @@ impl Stripes {
     /// Writes a zero to every page, so that the kernel allocates it now.
     fn touch(&self) {
         for stripe in &self.0 {
-            let mut place = stripe.write();
+            let mut stripe = stripe.write();
             let mut bytes =
-                std::mem::take(&mut *place).thaw().expect("the bytes are not shared yet");
+                std::mem::take(&mut *stripe).thaw().expect("the bytes are not shared yet");
             bytes.chunks_mut(ALIGN_BYTES).for_each(|page| page[0] = 0);
-            *place = bytes.freeze();
+            *stripe = bytes.freeze();
         }
     }
 }
 
-impl Memory for OwnMemory {
+impl Memory for StripedMemory {
     fn read(&self, offset: usize, mut bytes: &mut [u8]) {
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
             let source = self.stripes.0[stripe].read();
             let count = bytes.len().min(source.len() - start);
-            let (now, later) = bytes.split_at_mut(count);
-            now.copy_from_slice(&source[start..start + count]);
-            (bytes, stripe, start) = (later, stripe + 1, 0);
+            let (part, rest) = bytes.split_at_mut(count);
+            part.copy_from_slice(&source[start..start + count]);
+            (bytes, stripe, start) = (rest, stripe + 1, 0);
         }
     }
 
     fn write(&self, offset: usize, mut bytes: &[u8]) -> Result<(), IoError> {
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
-            let mut place = self.stripes.0[stripe].write();
-            let count = bytes.len().min(place.len() - start);
-            let mut destination = std::mem::take(&mut *place).thaw().unwrap_or_else(|lent| {
+            let mut current = self.stripes.0[stripe].write();
+            let count = bytes.len().min(current.len() - start);
+            let mut changed = std::mem::take(&mut *current).thaw().unwrap_or_else(|lent| {
                 let mut copy = IoBuf::zeroed(lent.len());
                 copy.copy_from_slice(&lent);
                 copy
             });
-            destination[start..start + count].copy_from_slice(&bytes[..count]);
-            *place = destination.freeze();
+            changed[start..start + count].copy_from_slice(&bytes[..count]);
+            *current = changed.freeze();
             (bytes, stripe, start) = (&bytes[count..], stripe + 1, 0);
         }
         Ok(())
@@ -374,19 +380,19 @@ impl Device for SharedMemory {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let memory = Lending { bytes: Arc::clone(&self.bytes), lender: self.bytes.lender() };
+        let memory = MappedMemory { bytes: Arc::clone(&self.bytes), lender: self.bytes.lender() };
         Ok(Box::new(MemPair::new(memory, self.namespace.clone())))
     }
 }
 
-/// The memory of one queue pair, which lends blocks.
-struct Lending {
+/// The memory of a queue pair on a [`SharedMemory`].
+struct MappedMemory {
     bytes: Arc<SharedBytes>,
-    /// Counts the blocks that this queue pair lends; `None` if another process writes the memory.
+    /// Counts the blocks that this queue pair lends. `None`: another process writes the memory, so nothing is lent.
     lender: Option<Arc<Lender>>,
 }
 
-impl Memory for Lending {
+impl Memory for MappedMemory {
     fn read(&self, offset: usize, bytes: &mut [u8]) {
         self.bytes.read(offset, bytes);
     }

@@ -6,13 +6,13 @@
 //! `Watched::take_ready` says whether a system call on a descriptor is worth its cost. A queue pair that
 //! has work without a ready descriptor is *marked* ([`Registry::mark`]); the same look returns it.
 //!
-//! Asking the set costs about as much as an empty `readv`. While at most `FEW` descriptors are read by system
-//! calls, a look therefore does not ask the kernel. It treats a descriptor as ready if its owner expects
-//! something, and the owner spins on the descriptor itself.
+//! Asking the kernel costs about as much as an empty `readv`. So while at most `FEW` descriptors are read by system
+//! calls, [`Readiness::look`] does not ask. It treats a descriptor as ready if its owner expects data from it, and the
+//! owner spins on the descriptor.
 //!
 //! The set is level-triggered: a socket with unread bytes is reported again. A descriptor is removed from the
-//! set before it is closed, because a forked child may keep the same socket open. A fork shares the set
-//! itself, so a child neither uses nor changes it and creates its own (`Readiness::is_ours`).
+//! set before it is closed, because a forked child may keep the same socket open. After a fork, parent and child share
+//! the set, so the child neither uses nor changes it, and creates another one (`Readiness::is_ours`).
 
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
@@ -32,35 +32,42 @@ use dlfs_base::process::{Forked, mark_ours};
 
 /// A poller's epoll set. See the module's page.
 pub struct Readiness {
-    set: Arc<Set>,
+    set: Arc<EpollSet>,
 }
 
 /// Registers the descriptors of one queue pair.
 #[derive(Clone)]
 pub struct Registry {
-    set: Arc<Set>,
+    set: Arc<EpollSet>,
     member: usize,
     mark: Arc<Mark>,
 }
 
-struct Set {
+/// The epoll set, with the descriptors that it watches.
+struct EpollSet {
     epoll: OwnedFd,
     bell: Arc<Bell>,
-    home: Forked<()>,
+    /// Tells the process that created the set from a forked child.
+    process: Forked<()>,
+    /// The registered descriptors, by their tokens in the epoll set.
     sources: Mutex<Slab<Arc<Source>>>,
     /// Sources whose owner reads them by system calls.
-    num_asked: AtomicUsize,
+    num_read: AtomicUsize,
     /// Sources that the kernel refused to watch.
     num_unwatched: AtomicUsize,
 }
 
+/// A registered descriptor, as the poller sees it.
 struct Source {
+    /// The queue pair of the descriptor.
     member: usize,
-    /// True if its owner reads it by system calls; otherwise it only ends a sleep.
-    is_asked: bool,
+    /// True if the owner reads the descriptor by system calls; otherwise it only ends a sleep.
+    is_read: bool,
+    /// False if the kernel refused to watch the descriptor.
     is_watched: bool,
+    /// True if the descriptor may be ready; the owner takes the flag before it reads.
     ready: AtomicBool,
-    /// True while its owner expects something from it.
+    /// True while the owner expects data.
     is_expected: AtomicBool,
 }
 
@@ -87,12 +94,12 @@ impl Readiness {
         epoll::add(&epoll, &event, EventData::new_u64(BELL), EventFlags::IN)
             .map_err(|errno| Error::from(std::io::Error::from(errno)))?;
         let bell = Bell { wake: Wake::default(), event, has_rung: AtomicBool::new(false) };
-        let set = Arc::new(Set {
+        let set = Arc::new(EpollSet {
             epoll,
             bell: Arc::new(bell),
-            home: Forked::new(()),
+            process: Forked::new(()),
             sources: Mutex::default(),
-            num_asked: AtomicUsize::new(0),
+            num_read: AtomicUsize::new(0),
             num_unwatched: AtomicUsize::new(0),
         });
         Ok(Readiness { set })
@@ -131,9 +138,9 @@ impl Readiness {
     /// Passes the queue pairs that may have work to `found`. Never waits.
     pub fn look(&self, mut found: impl FnMut(usize)) {
         self.take_marks(&mut found);
-        match self.set.num_asked.load(Ordering::Relaxed) {
+        match self.set.num_read.load(Ordering::Relaxed) {
             0 => {}
-            1..=FEW => self.set.count_as_ready(Source::is_worth_a_guess, &mut found),
+            1..=FEW => self.set.count_as_ready(Source::may_be_ready, &mut found),
             _ => self.ask_kernel(found),
         }
     }
@@ -144,10 +151,11 @@ impl Readiness {
         self.ask_kernel(found);
     }
 
+    /// Marks the ready descriptors, and passes their queue pairs to `found`.
     fn ask_kernel(&self, mut found: impl FnMut(usize)) {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
         let no_wait = Timespec::default();
-        // An interrupted call counts as one without events: the next look asks again.
+        // An interrupted call counts as one without events: the next call asks again.
         let events = epoll::wait(&self.set.epoll, &mut events, Some(&no_wait));
         let events = events.map_or(&[][..], |(events, _)| &*events);
         let sources = self.set.sources.lock();
@@ -164,7 +172,7 @@ impl Readiness {
     }
 
     /// Sleeps until a descriptor is ready, a queue pair is marked or a [`Waker`] calls, for at most `limit`.
-    /// Call [`Readiness::look`] to learn which.
+    /// [`Readiness::look`] then returns the queue pairs.
     pub fn sleep(&self, limit: Duration) {
         let Some(_asleep) = self.fall_asleep() else { return };
         let unwatched = self.set.num_unwatched.load(Ordering::Relaxed) > 0;
@@ -184,7 +192,7 @@ impl Readiness {
 }
 
 /// Methods for a set whose descriptor is registered in the sets of other pollers. Those pollers do not announce
-/// when they sleep on this set, so it counts as asleep whenever no thread polls it.
+/// when they sleep on this set, so its poller counts as asleep whenever no thread polls it.
 impl Readiness {
     /// Ends a turn of polling: from now on marks make the descriptor readable. Returns `false` if a mark was set
     /// before: that one does not make the descriptor readable.
@@ -214,6 +222,7 @@ impl Drop for Asleep<'_> {
 }
 
 impl Bell {
+    /// Makes the event readable, which ends a sleep.
     fn ring(&self) {
         // The only possible failure is a counter at its maximum, and then it is readable anyway.
         let _ = rustix::io::write(&self.event, &[1; 8]); // not zero in any byte order
@@ -260,13 +269,14 @@ impl AsFd for Readiness {
     }
 }
 
-impl Set {
+impl EpollSet {
     fn is_ours(&self) -> bool {
-        self.home.is_ours()
+        self.process.is_ours()
     }
 
-    fn count_as_ready(&self, which: impl Fn(&Source) -> bool, found: &mut impl FnMut(usize)) {
-        for (_, source) in self.sources.lock().iter().filter(|(_, source)| which(source)) {
+    /// Treats the descriptors that `is_ready` accepts as ready, and passes their queue pairs to `found`.
+    fn count_as_ready(&self, is_ready: impl Fn(&Source) -> bool, found: &mut impl FnMut(usize)) {
+        for (_, source) in self.sources.lock().iter().filter(|(_, source)| is_ready(source)) {
             source.ready.store(true, Ordering::Relaxed);
             found(source.member);
         }
@@ -274,26 +284,28 @@ impl Set {
 }
 
 impl Source {
-    /// Returns whether a look may treat it as ready without asking the kernel.
-    fn is_worth_a_guess(&self) -> bool {
-        self.is_asked && self.is_expected.load(Ordering::Relaxed)
+    /// Returns whether [`Readiness::look`] may treat the descriptor as ready without asking the kernel.
+    fn may_be_ready(&self) -> bool {
+        self.is_read && self.is_expected.load(Ordering::Relaxed)
     }
 }
 
-/// A descriptor and its registration in the epoll set of its owner's poller, if it has one.
+/// A descriptor, and its registration in the epoll set of its owner's poller.
 ///
-/// Without a registration it always counts as ready.
+/// A descriptor that is not registered always counts as ready.
 pub struct Watched<F: AsFd> {
     registration: Option<Registration>,
-    /// True while its owner expects something from it.
+    /// True while the owner expects data.
     is_expected: bool,
     fd: F,
 }
 
 struct Registration {
-    set: Arc<Set>,
+    set: Arc<EpollSet>,
+    /// The descriptor's token in the set.
     key: usize,
     source: Arc<Source>,
+    /// True if room to write makes the descriptor ready.
     writable: bool,
 }
 
@@ -303,8 +315,8 @@ impl<F: AsFd> Watched<F> {
         Watched { registration: None, is_expected: true, fd }
     }
 
-    /// Registers a descriptor that its owner reads by system calls, so that [`Watched::take_ready`] can save
-    /// one. With `writable` it is also reported when there is room to write.
+    /// Registers a descriptor that its owner reads by system calls, so that [`Watched::take_ready`] can save a call.
+    /// With `writable`, the descriptor is also reported when there is room to write.
     pub(crate) fn register(&mut self, registry: &Registry, writable: bool) {
         self.enter(registry, writable, true);
     }
@@ -315,7 +327,8 @@ impl<F: AsFd> Watched<F> {
         self.enter(registry, false, false);
     }
 
-    fn enter(&mut self, registry: &Registry, writable: bool, is_asked: bool) {
+    /// Adds the descriptor to the set of `registry`, and removes it from the earlier one.
+    fn enter(&mut self, registry: &Registry, writable: bool, is_read: bool) {
         self.deregister();
         if !registry.set.is_ours() {
             return; // a child process that could not create its own set
@@ -329,15 +342,18 @@ impl<F: AsFd> Watched<F> {
         if let Err(error) = &added {
             tracing::debug!(%error, "epoll cannot watch a descriptor: it is polled in every turn");
         }
-        // The set is level-triggered, so data that arrived before the registration are reported too.
         let is_watched = added.is_ok();
-        let ready = AtomicBool::new(false);
-        let is_expected = AtomicBool::new(self.is_expected);
-        let member = registry.member;
-        let source = Arc::new(Source { member, is_asked, is_watched, ready, is_expected });
+        let source = Arc::new(Source {
+            member: registry.member,
+            is_read,
+            is_watched,
+            // The set is level-triggered, so data that arrived before the registration are reported too.
+            ready: AtomicBool::new(false),
+            is_expected: AtomicBool::new(self.is_expected),
+        });
         entry.insert(Arc::clone(&source));
         drop(sources);
-        set.num_asked.fetch_add(usize::from(is_asked), Ordering::Relaxed);
+        set.num_read.fetch_add(usize::from(is_read), Ordering::Relaxed);
         set.num_unwatched.fetch_add(usize::from(!is_watched), Ordering::Relaxed);
         self.registration = Some(Registration { set, key, source, writable });
     }
@@ -359,9 +375,9 @@ impl<F: AsFd> Watched<F> {
         }
     }
 
-    /// Sets whether the owner expects something from the descriptor, until the next call. While there are few
-    /// descriptors, [`Readiness::look`] treats only expected ones as ready without asking the kernel.
-    /// Unexpected data are still reported when the poller sleeps, or when there are more descriptors.
+    /// Sets whether the owner expects data from the descriptor, until the next call. While there are few
+    /// descriptors, [`Readiness::look`] treats only those with expected data as ready. Unexpected data are still
+    /// reported when the poller sleeps, or when there are more descriptors.
     pub fn expect(&mut self, is_expected: bool) {
         if self.is_expected != is_expected {
             self.is_expected = is_expected;
@@ -371,7 +387,8 @@ impl<F: AsFd> Watched<F> {
         }
     }
 
-    /// Returns whether it may be ready, and clears the flag until the descriptor is reported again.
+    /// Returns whether the descriptor may be ready. If it is registered, the next call returns `false` until it is
+    /// reported again.
     pub(crate) fn take_ready(&mut self) -> bool {
         self.registration
             .as_ref()
@@ -389,7 +406,7 @@ impl<F: AsFd> Watched<F> {
             let _ = epoll::delete(&set.epoll, &self.fd);
         }
         set.sources.lock().remove(key);
-        set.num_asked.fetch_sub(usize::from(source.is_asked), Ordering::Relaxed);
+        set.num_read.fetch_sub(usize::from(source.is_read), Ordering::Relaxed);
         set.num_unwatched.fetch_sub(usize::from(!source.is_watched), Ordering::Relaxed);
     }
 }
@@ -414,11 +431,12 @@ impl<F: AsFd> DerefMut for Watched<F> {
     }
 }
 
+/// The events for which epoll watches a descriptor.
 fn flags(writable: bool) -> EventFlags {
     if writable { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
 }
 
-/// The most descriptors that are read directly, without asking the set first.
+/// The most descriptors that are read directly, without asking the kernel first.
 const FEW: usize = 2;
 
 /// The most descriptors that one call reports; the next call reports the others.

@@ -3,7 +3,7 @@
 //! Each thread has a handle, which is a [`QueuePair`]. All handles submit to one queue pair of the device. The
 //! handle that polls advances the queue pair for all handles, and marks the handles whose completions it finds.
 //!
-//! The descriptors of the shared queue pair are in an epoll set of their own, and that set's descriptor is
+//! The descriptors of the shared queue pair are in a separate epoll set, and the descriptor of that set is
 //! registered with each handle's poller. So every poller wakes up, even if the other pollers do nothing.
 //!
 //! This is for writers on a target that grants few I/O queues, not for the read path: every poll takes a
@@ -34,7 +34,9 @@ use dlfs_base::units::Lba;
 /// A device whose queue pairs are handles of one shared queue pair.
 pub struct SharedDevice {
     device: Arc<dyn Device>,
+    /// The scope in which the shared queue pair is opened.
     scope: Arc<PairScope>,
+    /// The shared queue pair, while it has handles. Locked while one is opened.
     current: Forked<Mutex<Weak<SharedQueue>>>,
 }
 
@@ -48,10 +50,13 @@ struct SharedPair {
     readiness: Readiness,
     /// The owner of each I/O that `pair` has taken, by the I/O's tag in `pair`.
     owners: Slab<Owner>,
+    /// The handles, by their numbers.
     handles: HashMap<u64, HandleState>,
+    /// The number of the next handle.
     next_handle: u64,
     /// The number of I/Os that have completed, each of which made room.
-    ended: u64,
+    num_ended: u64,
+    /// Empty between polls; kept for its memory.
     scratch: Vec<Completion>,
 }
 
@@ -68,11 +73,12 @@ struct HandleState {
 
 struct Owner {
     handle: u64,
+    /// The I/O's tag in the handle.
     tag: u64,
 }
 
 impl SharedDevice {
-    /// Wraps `device` and uses one queue pair of it at a time. Devices behind one controller that have the
+    /// Wraps `device` and uses one queue pair of `device` at a time. Devices behind one controller that have the
     /// same `scope` share one I/O queue, whichever threads poll their handles.
     pub fn new(device: Arc<dyn Device>, scope: Arc<PairScope>) -> SharedDevice {
         SharedDevice { device, scope, current: Forked::new(Mutex::default()) }
@@ -100,14 +106,14 @@ impl Device for SharedDevice {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let mut current = self.current.get_or_init(|| Mutex::new(self.inherit())).lock();
-        let usable = current.upgrade().and_then(|queue| Handle::on(&queue));
+        let usable = current.upgrade().and_then(|queue| SharedHandle::on(&queue));
         Ok(Box::new(match usable {
             Some(handle) => handle,
             None => {
                 let pair = SharedPair::on(self.device.queue_pair_in(&self.scope)?)?;
                 let queue = Arc::new(SharedQueue(Forked::new(Mutex::new(Some(pair)))));
                 *current = Arc::downgrade(&queue);
-                Handle::on(&queue).expect("it is of this process")
+                SharedHandle::on(&queue).expect("it is of this process")
             }
         }))
     }
@@ -139,42 +145,42 @@ impl SharedPair {
         let readiness = Readiness::new()?;
         pair.register(&readiness.registry(0));
         readiness.fall_asleep_between_turns();
-        let owners = Slab::new();
-        let handles = HashMap::new();
         Ok(SharedPair {
             pair,
             readiness,
-            owners,
-            handles,
+            owners: Slab::new(),
+            handles: HashMap::new(),
             next_handle: 0,
-            ended: 0,
+            num_ended: 0,
             scratch: Vec::new(),
         })
     }
 
-    /// Polls the shared queue pair and marks the handles that have completions; `me` is the handle that
-    /// polls.
-    fn turn(&mut self, me: u64, now: Instant) {
+    /// Polls the shared queue pair, and marks the other handles that have completions or may have room. `poller` is
+    /// the handle that polls.
+    fn turn(&mut self, poller: u64, now: Instant) {
         self.notice_fork();
         self.readiness.get_up_for_a_turn();
         self.readiness.look(|_| {}); // marks descriptors as ready; the pair is polled anyway
         self.pair.poll(now, usize::MAX, &mut self.scratch);
         let has_room = !self.scratch.is_empty();
-        self.ended += self.scratch.len() as u64;
+        self.num_ended += self.scratch.len() as u64;
         for completion in self.scratch.drain(..) {
             let Owner { handle, tag } = self.owners.remove(completion.tag as usize);
             // The completions of a dropped handle are discarded.
-            let Some(waiting) = self.handles.get_mut(&handle) else { continue };
-            waiting.arrived.push_back(Completion { tag, ..completion });
-            waiting.tell_unless(handle == me);
+            let Some(state) = self.handles.get_mut(&handle) else { continue };
+            state.arrived.push_back(Completion { tag, ..completion });
+            if handle != poller {
+                state.mark();
+            }
         }
         if has_room {
-            let refused = self.handles.iter().filter(|(_, waiting)| waiting.was_refused);
-            refused.for_each(|(&handle, waiting)| waiting.tell_unless(handle == me));
+            let others = self.handles.iter().filter(|(handle, _)| **handle != poller);
+            others.filter(|(_, state)| state.was_refused).for_each(|(_, state)| state.mark());
         }
-        // From now on a mark makes the set ready; a mark that was set meanwhile is seen by the next poll.
+        // From now on a mark makes the set ready. For a mark that was set meanwhile, some handle must poll again.
         if !self.readiness.fall_asleep_between_turns() {
-            self.handles.values().for_each(|waiting| waiting.tell_unless(false));
+            self.handles.values().for_each(HandleState::mark);
         }
     }
 
@@ -191,47 +197,49 @@ impl SharedPair {
 }
 
 impl HandleState {
-    fn tell_unless(&self, knows: bool) {
-        if let (false, Some(registry)) = (knows, &self.registry) {
+    /// Marks the handle, so that its poller polls it.
+    fn mark(&self) {
+        if let Some(registry) = &self.registry {
             registry.mark();
         }
     }
 }
 
 /// One thread's handle of the shared queue pair.
-struct Handle {
+struct SharedHandle {
     queue: Arc<SharedQueue>,
     number: u64,
     namespace: Namespace,
     outstanding: Outstanding,
-    /// The value of `SharedPair::ended` when the handle found no room.
+    /// The value of `SharedPair::num_ended` when the handle found no room.
     refused_at: u64,
-    /// Set once its poller has been asked to submit again since `refused_at`.
-    is_sent: bool,
+    /// Set once the poller was asked to submit again since `refused_at`.
+    asked_again: bool,
     fence: Option<Arc<Fence>>,
     /// The epoll set of the shared queue pair; `None` when the process has reached its limit of descriptors.
     set: Option<Watched<OwnedFd>>,
-    /// The last `notice` of the shared queue pair.
+    /// The last `notice` of the shared queue pair; `Poll` while completions wait in the handle.
     notice: Notice,
+    /// The time of the next poll: the timeout of the shared queue pair, or earlier if the handle waits for room.
     next_timeout: Option<Instant>,
 }
 
-impl Handle {
+impl SharedHandle {
     /// Creates a handle; `None` if this process could not continue the queue pair.
-    fn on(queue: &Arc<SharedQueue>) -> Option<Handle> {
+    fn on(queue: &Arc<SharedQueue>) -> Option<SharedHandle> {
         let mut shared = queue.lock();
         let shared = shared.as_mut()?;
         let number = shared.next_handle;
         let namespace = shared.pair.namespace().clone();
         shared.next_handle += 1;
         shared.handles.insert(number, HandleState::default());
-        Some(Handle {
+        Some(SharedHandle {
             queue: Arc::clone(queue),
             number,
             namespace,
             outstanding: Outstanding::default(),
             refused_at: 0,
-            is_sent: false,
+            asked_again: false,
             fence: None,
             set: None,
             notice: Notice::Poll,
@@ -248,20 +256,24 @@ impl Handle {
         count
     }
 
-    /// The time at which a handle that found no room must be polled again. Its poller submits again after each
-    /// wait, so it must not sleep once there is room.
-    fn look_at(&mut self, now: Instant, ended: u64) -> Option<Instant> {
-        match ended != self.refused_at {
-            true if !std::mem::replace(&mut self.is_sent, true) => Some(now),
-            // Its poller did not submit when asked: it may have nothing left to submit.
-            true => Some(now + LOOK_EVERY),
-            // No event signals completions of the shared queue pair; only polling finds them.
-            false => (self.notice == Notice::Poll).then(|| now + LOOK_EVERY),
-        }
+    /// Brings `next_timeout` forward for a handle that found no room. Its poller submits again after each wait, so it
+    /// must not sleep once there is room. `num_ended`: that of the shared queue pair.
+    fn poll_for_room(&mut self, now: Instant, num_ended: u64) {
+        let has_room = num_ended != self.refused_at;
+        let at = if has_room && !std::mem::replace(&mut self.asked_again, true) {
+            now
+        } else if has_room || self.notice == Notice::Poll {
+            // The poller did not submit when asked, perhaps for lack of I/Os. Or only polling the shared queue pair
+            // finds completions.
+            now + ROOM_INTERVAL
+        } else {
+            return;
+        };
+        self.next_timeout = Some(self.next_timeout.map_or(at, |next| next.min(at)));
     }
 }
 
-impl QueuePair for Handle {
+impl QueuePair for SharedHandle {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -269,7 +281,7 @@ impl QueuePair for Handle {
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
         let queue = Arc::clone(&self.queue);
         let mut shared = queue.lock();
-        let Some(SharedPair { pair, owners, handles, ended, .. }) = &mut *shared else {
+        let Some(SharedPair { pair, owners, handles, num_ended, .. }) = &mut *shared else {
             return self.outstanding.refuse(pending, LOST);
         };
         let number = self.number;
@@ -278,11 +290,11 @@ impl QueuePair for Handle {
         }
         let most = usize::from(self.namespace.queue_depth);
         let taken = self.outstanding.take(pending, most, |pending| {
-            let own = |io: Io| {
+            let with_key = |io: Io| {
                 let key = owners.insert(Owner { handle: number, tag: io.tag });
                 Io { tag: key as u64, ..io }
             };
-            let mut offered: VecDeque<Io> = pending.drain(..).map(own).collect();
+            let mut offered: VecDeque<Io> = pending.drain(..).map(with_key).collect();
             let taken = pair.submit(&mut offered);
             for io in offered {
                 let Owner { tag, .. } = owners.remove(io.tag as usize);
@@ -290,12 +302,12 @@ impl QueuePair for Handle {
             }
             taken
         });
-        let waiting = handles.get_mut(&number).expect("there while the handle is");
-        waiting.was_refused = !pending.is_empty();
-        if waiting.was_refused {
-            (self.refused_at, self.is_sent) = (*ended, false);
-            let look = self.look_at(Instant::now(), *ended);
-            self.next_timeout = self.next_timeout.into_iter().chain(look).min();
+        let state = handles.get_mut(&number).expect("there while the handle is");
+        state.was_refused = !pending.is_empty();
+        if state.was_refused {
+            self.refused_at = *num_ended;
+            self.asked_again = false;
+            self.poll_for_room(Instant::now(), *num_ended);
         }
         taken
     }
@@ -305,21 +317,21 @@ impl QueuePair for Handle {
         let mut shared = queue.lock();
         let Some(shared) = &mut *shared else { return self.poll_lost(now, max, done) };
         shared.turn(self.number, now);
-        let SharedPair { pair, handles, ended, .. } = shared;
+        let SharedPair { pair, handles, num_ended, .. } = shared;
         if *pair.namespace() != self.namespace {
             self.namespace = pair.namespace().clone();
         }
-        (self.notice, self.next_timeout) = (pair.notice(), pair.next_timeout());
-        let own = handles.get_mut(&self.number).expect("there while the handle is");
-        if own.was_refused {
-            let look = self.look_at(now, *ended);
-            self.next_timeout = self.next_timeout.into_iter().chain(look).min();
+        self.notice = pair.notice();
+        self.next_timeout = pair.next_timeout();
+        let state = handles.get_mut(&self.number).expect("there while the handle is");
+        if state.was_refused {
+            self.poll_for_room(now, *num_ended);
         }
-        let count = max.min(own.arrived.len());
+        let count = max.min(state.arrived.len());
         let before = done.len();
-        done.extend(own.arrived.drain(..count));
+        done.extend(state.arrived.drain(..count));
         self.outstanding.forget(&done[before..]);
-        if !own.arrived.is_empty() {
+        if !state.arrived.is_empty() {
             self.notice = Notice::Poll;
         }
         if let Some(set) = &mut self.set {
@@ -380,8 +392,8 @@ impl QueuePair for Handle {
             set.register(registry, false);
             set
         });
-        let waiting = shared.handles.get_mut(&self.number).expect("there while the handle is");
-        waiting.registry = Some(registry.clone());
+        let state = shared.handles.get_mut(&self.number).expect("there while the handle is");
+        state.registry = Some(registry.clone());
     }
 
     fn notice(&self) -> Notice {
@@ -394,16 +406,16 @@ impl QueuePair for Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for SharedHandle {
     fn drop(&mut self) {
         // In a child process that never used the queue pair, the handle belongs to the parent.
         let Some(shared) = self.queue.0.get() else { return };
         let mut shared = shared.lock();
         let Some(shared) = &mut *shared else { return };
         shared.handles.remove(&self.number);
-        // If other handles wait for room, they must now poll for the completions of its outstanding I/Os.
-        let refused = shared.handles.values().filter(|waiting| waiting.was_refused);
-        refused.for_each(|waiting| waiting.tell_unless(false));
+        // Handles that wait for room must now poll for the completions of this handle's outstanding I/Os.
+        let refused = shared.handles.values().filter(|state| state.was_refused);
+        refused.for_each(HandleState::mark);
     }
 }
 
@@ -412,7 +424,7 @@ const LOST: &str = "the process was forked while another thread used this queue 
                     with the parent; open the namespace again in this process";
 
 /// The interval at which a handle that found no room polls, if no event signals room.
-const LOOK_EVERY: Duration = Duration::from_micros(500);
+const ROOM_INTERVAL: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
 mod tests {

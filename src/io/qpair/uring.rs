@@ -1,4 +1,4 @@
-//! The file engine with io_uring: one system call starts and ends any number of I/Os.
+//! The file engine with io_uring: one system call starts and completes any number of I/Os.
 //!
 //! The ring is set up so that the kernel processes completions when this thread enters it anyway
 //! (COOP_TASKRUN), and reports when entering is useful (TASKRUN_FLAG). It does not use SINGLE_ISSUER with
@@ -10,11 +10,6 @@
 //! from the page cache then take less processor time than `pread`; without registration they take slightly
 //! more. One turn starts a burst that fits in the second-level cache, so that bytes from the page cache are
 //! used while they are in the processor's cache.
-//!
-//! A piece of the pool is registered when a buffer in it is first used, so a pool that is never full is never pinned
-//! as a whole, and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for ordinary
-//! users: once the kernel refuses a piece, all further pieces stay ordinary memory. A fork copies pinned pages at
-//! once, not when they are written.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;
@@ -41,8 +36,8 @@ pub(super) struct UringPair {
     namespace: Namespace,
     /// Invalid I/Os, which the next poll completes.
     refused: VecDeque<Completion>,
-    /// I/Os taken, which the next poll starts.
-    fresh: VecDeque<Transfer>,
+    /// I/Os that were taken and not started.
+    unstarted: VecDeque<Transfer>,
     ring: Ring,
 }
 
@@ -54,9 +49,9 @@ impl UringPair {
 
     pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> std::io::Result<UringPair> {
         let refused = VecDeque::new();
-        let fresh = VecDeque::with_capacity(usize::from(QUEUE_DEPTH));
+        let unstarted = VecDeque::with_capacity(usize::from(QUEUE_DEPTH));
         let ring = Ring::new(files, &namespace)?;
-        Ok(UringPair { namespace, refused, fresh, ring })
+        Ok(UringPair { namespace, refused, unstarted, ring })
     }
 }
 
@@ -71,11 +66,10 @@ impl QueuePair for UringPair {
         let count = room.min(pending.len());
         for io in pending.drain(..count) {
             match self.namespace.check(&io) {
-                Ok(()) => self.fresh.push_back(Transfer::new(io, self.namespace.block_len_bytes)),
-                Err(error) => {
-                    let result = Err(error);
-                    self.refused.push_back(Completion { tag: io.tag, buf: io.buf, result });
+                Ok(()) => {
+                    self.unstarted.push_back(Transfer::new(io, self.namespace.block_len_bytes))
                 }
+                Err(error) => self.refused.push_back(io.end(Err(error))),
             }
         }
         count
@@ -88,14 +82,14 @@ impl QueuePair for UringPair {
             self.start_burst();
             self.ring.enter();
             count += self.ring.reap(max - count, done);
-            if count > 0 || self.fresh.is_empty() {
+            if count > 0 || self.unstarted.is_empty() {
                 return count; // the next poll, which follows at once, starts the rest
             }
         }
     }
 
     fn start(&mut self) {
-        while self.ring.files.is_direct() && !self.fresh.is_empty() {
+        while self.ring.files.is_direct() && !self.unstarted.is_empty() {
             self.start_burst();
             self.ring.enter();
         }
@@ -110,7 +104,7 @@ impl QueuePair for UringPair {
     }
 
     fn outstanding(&self) -> usize {
-        self.ring.transfers.len() + self.fresh.len() + self.refused.len()
+        self.ring.transfers.len() + self.unstarted.len() + self.refused.len()
     }
 
     fn register(&mut self, registry: &Registry) {
@@ -128,7 +122,7 @@ impl UringPair {
     fn start_burst(&mut self) {
         let mut bytes = 0;
         while bytes < BURST_BYTES
-            && let Some(transfer) = self.fresh.pop_front()
+            && let Some(transfer) = self.unstarted.pop_front()
         {
             bytes += transfer.io.buf.len();
             self.ring.start(transfer);
@@ -150,9 +144,9 @@ struct Ring {
     /// The user's address of the namespace.
     address: String,
     /// The longest wait for outstanding I/Os when the ring is dropped.
-    last_ios: Duration,
-    /// The process that made the ring: after a fork, the child must not wait for the parent's I/O.
-    home: Forked<()>,
+    drain_limit: Duration,
+    /// Tells the process that made the ring from a forked child, which must not wait for the parent's I/O.
+    process: Forked<()>,
 }
 
 impl Ring {
@@ -173,8 +167,8 @@ impl Ring {
             registered,
             pinned: None,
             address,
-            last_ios: LAST_IOS,
-            home: Forked::new(()),
+            drain_limit: DRAIN_LIMIT,
+            process: Forked::new(()),
         })
     }
 
@@ -191,7 +185,7 @@ impl Ring {
         self.push(key);
     }
 
-    /// Queues the remaining bytes of transfer `key`.
+    /// Queues an entry for the remaining bytes of transfer `key`.
     fn push(&mut self, key: usize) {
         let mut entry = self.entry(key).user_data(key as u64);
         if self.registered {
@@ -203,6 +197,7 @@ impl Ring {
         pushed.expect("the queue has an entry for each of the I/Os that may be outstanding");
     }
 
+    /// The entry for the remaining bytes of transfer `key`.
     fn entry(&mut self, key: usize) -> squeue::Entry {
         let transfer = &mut self.transfers[key];
         let fd = if self.registered {
@@ -254,8 +249,7 @@ impl Ring {
             match self.transfers[key].advance(result_of(entry.result())) {
                 Step::Again => self.push(key),
                 Step::Ended(result) => {
-                    let Transfer { io, .. } = self.transfers.remove(key);
-                    done.push(Completion { tag: io.tag, buf: io.buf, result });
+                    done.push(self.transfers.remove(key).io.end(result));
                     count += 1;
                 }
             }
@@ -264,7 +258,7 @@ impl Ring {
     }
 
     /// Waits for outstanding I/Os, for at most `limit`: a disk may hang for ever.
-    fn finish(&mut self, limit: Duration) {
+    fn drain(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut done = Vec::new();
         loop {
@@ -276,9 +270,9 @@ impl Ring {
                 return;
             }
             let mut fds = [PollFd::new(&*self.uring, PollFlags::IN)];
-            // The result does not matter: the ring is checked next. The wait is short, because the kernel may
+            // The result does not matter: the loop looks at the ring next. The wait is short, because the kernel may
             // have work for this thread that it does not signal.
-            let nap = Timespec::try_from(left.min(NAP)).ok();
+            let nap = Timespec::try_from(left.min(DRAIN_NAP)).ok();
             let _ = rustix::event::poll(&mut fds, nap.as_ref());
         }
     }
@@ -286,15 +280,15 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if !self.transfers.is_empty() && self.home.is_ours() {
-            self.finish(self.last_ios);
+        if !self.transfers.is_empty() && self.process.is_ours() {
+            self.drain(self.drain_limit);
             if !self.transfers.is_empty() {
                 tracing::warn!(
                     ios = self.transfers.len(),
                     "{}: no answer for {:?}; the memory of these I/Os is given up, since the kernel may \
                      still write to it",
                     self.address,
-                    self.last_ios,
+                    self.drain_limit,
                 );
             }
         }
@@ -334,6 +328,7 @@ fn result_of(result: i32) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(result.saturating_neg()))
 }
 
+/// Creates a ring, with the setup that the module's page explains if the kernel has it.
 fn build_ring(entries: u32) -> std::io::Result<IoUring> {
     let best = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(entries);
     match best {
@@ -342,11 +337,18 @@ fn build_ring(entries: u32) -> std::io::Result<IoUring> {
     }
 }
 
-/// The registered pieces of a pool. Buffer index i of the ring is piece i.
+/// The pieces of a pool that the ring has registered, and the kernel has pinned. Buffer index i of the ring is piece i.
+///
+/// A piece is registered when a buffer in it is first used, so a pool that is never full is never pinned as a whole,
+/// and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for ordinary users: once
+/// the kernel refuses a piece, all further pieces stay ordinary memory. A fork copies pinned pages at once, not when
+/// they are written.
 struct Pinned {
     /// Kept as long as the ring, so that its addresses refer to the pages that were registered.
     pool: Pool,
+    /// The length of a piece in bytes; the last piece may be shorter.
     piece_len: usize,
+    /// For each piece: true if it is registered.
     registered: Vec<bool>,
     /// Set once the kernel has refused a piece.
     refused: bool,
@@ -379,6 +381,7 @@ impl Pinned {
         u16::try_from(piece).ok()
     }
 
+    /// Registers a piece; `None` if the kernel refuses it.
     fn register(&mut self, piece: usize, ring: &Submitter<'_>) -> Option<()> {
         if self.refused {
             return None;
@@ -401,15 +404,15 @@ impl Pinned {
 const BURST_BYTES: usize = 128 << 10;
 
 /// The longest wait for outstanding I/Os when a queue pair is dropped: longer than a disk takes to spin up.
-const LAST_IOS: Duration = Duration::from_secs(10);
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// The longest single sleep of that wait.
-const NAP: Duration = Duration::from_millis(50);
+/// The longest single sleep during that wait.
+const DRAIN_NAP: Duration = Duration::from_millis(50);
 
-/// The length of a huge page, so that a piece is pinned and mapped as a whole.
+/// The least length of a piece: that of a huge page, so that a piece is pinned and mapped as a whole.
 const MIN_PIECE_LEN: usize = 2 << 20;
 
-/// The most buffers that a ring accepts.
+/// The most pieces: the number of buffers that a ring accepts.
 const MAX_PIECES: usize = 1 << 14;
 
 #[cfg(test)]
@@ -459,7 +462,7 @@ mod tests {
     fn dropping_a_ring_waits_a_while_for_a_disk_that_hangs_and_leaks_its_memory() {
         let pool = pool();
         let Some((_writer, mut ring)) = ring_that_hangs(&pool) else { return };
-        ring.last_ios = Duration::from_millis(100);
+        ring.drain_limit = Duration::from_millis(100);
         drop(ring); // hangs where it waits for an answer
         assert_eq!(pool.free_bytes(), pool.capacity_bytes() - 3 * 4096, "it may be written to yet");
     }

@@ -17,40 +17,45 @@ use dlfs_base::error::{Error, Result};
 use dlfs_base::process::{Condvar, Forked, Mutex, mark_ours};
 use dlfs_base::threads::caught;
 
-/// The threads of one queue pair, and the queues between the threads and the queue pair.
+/// The threads of one queue pair, and its queues to and from them.
 pub(in crate::qpair) struct Helpers {
-    shared: Arc<Shared>,
+    shared: Arc<HelpersShared>,
     /// The event that the queue pair's poller watches.
-    watched: Watched<Arc<Shared>>,
+    watched: Watched<Arc<HelpersShared>>,
     num_threads: usize,
     most_threads: usize,
-    /// The process that has the threads: a forked child has none of them.
-    home: Forked<()>,
+    /// Tells the process that has the threads from a forked child, which has none of them.
+    process: Forked<()>,
 }
 
 /// Runs one I/O; may block.
 pub(in crate::qpair) type Call = Box<dyn Fn(&mut Io) -> Result<(), IoError> + Send + Sync>;
 
-struct Shared {
+/// State of the queue pair and its threads.
+struct HelpersShared {
     call: Call,
-    queue: Mutex<Queue>,
+    queue: Mutex<CallQueue>,
     /// Signals that the queue is not empty, or is closed.
     work: Condvar,
-    /// Signals that a thread has ended its last call.
+    /// Signals that a thread ends because the queue is closed.
     ended: Condvar,
+    /// Completions that the queue pair has not taken.
     done: Mutex<Vec<Completion>>,
     /// Readable while `done` is not empty.
     event: OwnedFd,
 }
 
-struct Queue {
+/// I/Os that wait for a thread.
+struct CallQueue {
     waiting: VecDeque<Io>,
     /// The last time at which a thread took an I/O from the queue, an I/O came into the empty queue, or a
     /// thread was added.
-    moved: Instant,
+    last_progress: Instant,
+    /// Threads that wait for an I/O.
     num_idle: usize,
     /// Threads in a call.
     num_busy: usize,
+    /// Set once the queue pair is dropped.
     is_closed: bool,
 }
 
@@ -63,22 +68,24 @@ impl Helpers {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
         mark_ours(&event);
-        let queue = Queue {
+        let queue = CallQueue {
             waiting: VecDeque::new(),
-            moved: Instant::now(),
+            last_progress: Instant::now(),
             num_idle: 0,
             num_busy: 0,
             is_closed: false,
         };
-        let work = Condvar::default();
-        let ended = Condvar::default();
-        let queue = Mutex::new(queue);
-        let done = Mutex::default();
-        let shared = Arc::new(Shared { call, queue, work, ended, done, event });
+        let shared = Arc::new(HelpersShared {
+            call,
+            queue: Mutex::new(queue),
+            work: Condvar::default(),
+            ended: Condvar::default(),
+            done: Mutex::default(),
+            event,
+        });
         let watched = Watched::new(Arc::clone(&shared));
-        let num_threads = 0;
-        let home = Forked::new(());
-        let mut helpers = Helpers { shared, watched, num_threads, most_threads, home };
+        let process = Forked::new(());
+        let mut helpers = Helpers { shared, watched, num_threads: 0, most_threads, process };
         helpers.spawn()?;
         Ok(helpers)
     }
@@ -97,7 +104,7 @@ impl Helpers {
     pub(in crate::qpair) fn submit(&self, ios: impl Iterator<Item = Io>) {
         let mut queue = self.shared.queue.lock();
         if queue.waiting.is_empty() {
-            queue.moved = Instant::now();
+            queue.last_progress = Instant::now();
         }
         queue.waiting.extend(ios);
         if queue.num_idle > 0 {
@@ -112,8 +119,8 @@ impl Helpers {
         max: usize,
         done: &mut Vec<Completion>,
     ) -> usize {
-        if self.joins_at().is_some_and(|at| at <= now) {
-            self.shared.queue.lock().moved = now; // so that the next thread is not added at once
+        if self.next_thread_at().is_some_and(|at| at <= now) {
+            self.shared.queue.lock().last_progress = now; // the next thread is not added at once
             if let Err(error) = self.spawn() {
                 tracing::debug!(%error, "no further thread reads the folder");
             }
@@ -122,7 +129,7 @@ impl Helpers {
         let count = max.min(list.len());
         done.extend(list.drain(..count));
         if count > 0 && list.is_empty() {
-            // Read under the lock, so that no event is lost; fails only if the counter is zero.
+            // Reads the event under the lock, so that none is lost; fails only if the counter is zero.
             let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
         }
         count
@@ -134,24 +141,25 @@ impl Helpers {
     }
 
     /// The time at which to add another thread, unless a thread takes an I/O before.
-    pub(in crate::qpair) fn joins_at(&self) -> Option<Instant> {
+    pub(in crate::qpair) fn next_thread_at(&self) -> Option<Instant> {
         if self.num_threads == self.most_threads {
             return None;
         }
         let queue = self.shared.queue.lock();
-        (!queue.waiting.is_empty() && queue.num_idle == 0).then(|| queue.moved + ADD_THREAD_AFTER)
+        (!queue.waiting.is_empty() && queue.num_idle == 0)
+            .then(|| queue.last_progress + ADD_THREAD_AFTER)
     }
 }
 
 impl Drop for Helpers {
     fn drop(&mut self) {
-        if self.home.is_ours() {
+        if self.process.is_ours() {
             let mut queue = self.shared.queue.lock();
             queue.is_closed = true;
             queue.waiting.clear();
             self.shared.work.notify_all();
-            // Waits for calls that still use buffers, for a limited time: a hung file system does not return.
-            let until = Instant::now() + LAST_CALLS;
+            // Waits for calls that still use their buffers, for a limited time: a hung file system does not return.
+            let until = Instant::now() + DRAIN_LIMIT;
             let mut is_late = false;
             while queue.num_busy > 0 && !is_late {
                 (queue, is_late) = self.shared.ended.wait_until(queue, until);
@@ -161,13 +169,14 @@ impl Drop for Helpers {
     }
 }
 
-impl AsFd for Shared {
+impl AsFd for HelpersShared {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-impl Shared {
+impl HelpersShared {
+    /// The work of one thread.
     fn run(&self) {
         let mut is_busy = false;
         while let Some(mut io) = self.next(is_busy) {
@@ -195,7 +204,7 @@ impl Shared {
                 return None;
             }
             if let Some(io) = queue.waiting.pop_front() {
-                queue.moved = Instant::now();
+                queue.last_progress = Instant::now();
                 queue.num_busy += 1;
                 if queue.num_idle > 0 && !queue.waiting.is_empty() {
                     self.work.notify_one();
@@ -209,7 +218,7 @@ impl Shared {
     }
 }
 
-/// A queue pair of `namespace` whose I/Os `call` runs, in at most `most_threads` threads.
+/// Creates a queue pair of `namespace`. Up to `most_threads` threads run its I/Os by `call`, which may block.
 ///
 /// # Errors
 /// The process has reached its limit of threads or descriptors.
@@ -266,7 +275,7 @@ impl QueuePair for HelpedPair {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.helpers.joins_at()
+        self.helpers.next_thread_at()
     }
 }
 
@@ -274,7 +283,7 @@ impl QueuePair for HelpedPair {
 pub(in crate::qpair) const MAX_THREADS: usize = 8;
 
 /// The longest wait for outstanding calls when a queue pair is dropped.
-const LAST_CALLS: Duration = Duration::from_secs(1);
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// The wait of a read before another thread is added: longer than a read from memory takes.
 const ADD_THREAD_AFTER: Duration = Duration::from_millis(1);

@@ -1,8 +1,8 @@
 //! The listing of a folder: its files in a deterministic order, and their offsets in the namespace.
 //!
-//! The order is the order of torchvision's ImageFolder: class folders by name; within a class folder, folders
-//! by path; within a folder, files by name; files outside class folders last. [`FolderOptions`] select the
-//! links to follow. A link to a folder that contains the link is never followed, nor a path through more than
+//! The order is the order of torchvision's ImageFolder: class folders, the top-level folders, by name; within a class
+//! folder, folders by path; within a folder, files by name; files outside class folders last. [`FolderOptions`] say
+//! which links to follow. A link to a folder that contains the link is never followed, nor a path through more than
 //! [`MAX_LINKED_FOLDERS`] linked folders. Objects of a store are listed in the same order.
 
 use std::fs::Metadata;
@@ -19,13 +19,13 @@ use dlfs_places::{Client, Object};
 /// One file of a folder, and the offset of its first byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderFile {
-    /// Its path beneath the folder.
+    /// The path beneath the folder.
     pub name: Vec<u8>,
-    /// The index of its class folder, in the order of names; `None` outside class folders.
+    /// The index of the class folder, in the order of names; `None` outside class folders.
     pub class: Option<u32>,
-    /// Its length.
+    /// The length in bytes, less than 4 GiB.
     pub len_bytes: u64,
-    /// Its offset in the namespace: a multiple of 4,096.
+    /// The offset in the namespace, in bytes: a multiple of 4,096.
     pub offset_bytes: u64,
     /// Metadata by which a read detects that the file has changed.
     pub(super) stamp: Stamp,
@@ -43,10 +43,12 @@ impl FolderFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
-    /// The file's, or the store's stamp of an object.
+    /// The inode number of a file, or the store's stamp of an object.
     pub(super) inode: u64,
     len_bytes: u64,
+    /// Modification time since 1970: whole seconds.
     modified_s: i64,
+    /// The rest of the modification time, below a second.
     modified_ns: i64,
 }
 
@@ -92,14 +94,15 @@ impl Listing {
             .and_then(|real| std::fs::metadata(&real).map(|metadata| (real, metadata)))
             .map_err(|error| Error::from(error).path(root))?;
         let mut found = Found::default();
-        let mut way = Way { around: vec![(metadata.dev(), metadata.ino())], links: 0 };
-        let mut walk = Walk { options, real, found: &mut found, told: Told::default() };
-        walk.folder(root, b"", &mut way)?;
-        let told = walk.told;
+        let mut ancestors =
+            Ancestors { folders: vec![(metadata.dev(), metadata.ino())], num_links: 0 };
+        let mut walk = Walk { options, real, found: &mut found, remarks: Remarks::default() };
+        walk.folder(root, b"", &mut ancestors)?;
+        let remarks = walk.remarks;
         if found.files.is_empty() {
-            return Err(told.of_nothing("there is no sample in this folder").path(root));
+            return Err(remarks.not_found("there is no sample in this folder").path(root));
         }
-        told.tell();
+        remarks.log();
         Ok(Listing::of_found(found))
     }
 
@@ -109,47 +112,42 @@ impl Listing {
     /// Errors of the store. `NotFound`: there is no object. `Unsupported`: an object of 4 GiB or more.
     pub(super) fn of_objects(client: &Client, prefix: &str, hidden: bool) -> Result<Listing> {
         let mut found = Found::default();
-        let mut told = Told::default();
+        let mut remarks = Remarks::default();
         let left_out = client.list(prefix, &mut |object| {
             let beneath = object.key.strip_prefix(prefix).unwrap_or_default();
             if !hidden && is_dropping(beneath.as_bytes()) {
-                told.add(HIDDEN, &object.key);
+                remarks.add(HIDDEN, &object.key);
                 return Ok(());
             }
-            found.object(prefix, &object)
+            found.add_object(prefix, &object)
         })?;
-        left_out.iter().for_each(|key| told.add(ODD_KEY, key));
+        left_out.iter().for_each(|key| remarks.add(ODD_KEY, key));
         if found.files.is_empty() {
             let text = "there is no object with this prefix";
             let place = client.place().with_key(prefix).to_string();
-            return Err(told.of_nothing(text).target(place));
+            return Err(remarks.not_found(text).target(place));
         }
-        told.tell();
+        remarks.log();
         Ok(Listing::of_found(found))
     }
 
-    fn of_found(mut found: Found) -> Listing {
-        found.classes.sort_unstable();
-        found.classes.dedup();
-        let class_of = |top: &[u8]| found.classes.binary_search_by(|class| class[..].cmp(top)).ok();
-        let mut files = Vec::with_capacity(found.files.len());
-        for (folder, name, stamp) in found.files {
-            let top = folder.split(|byte| *byte == b'/').next().unwrap_or_default();
-            let class = class_of(top).map(|class| class as u32);
-            files.push((class.unwrap_or(u32::MAX), folder, name, stamp));
-        }
-        files.sort_unstable_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
-        let mut listing =
-            Listing { files: Vec::new(), classes: found.classes, len_bytes: 0, identity: [0; 16] };
-        listing.assign_addresses(files);
-        listing
-    }
-
-    /// Assigns each file its offset.
-    fn assign_addresses(&mut self, files: Vec<(u32, Vec<u8>, Vec<u8>, Stamp)>) {
+    /// Sorts the files that were found, and assigns each its class and its offset.
+    fn of_found(Found { files, mut classes }: Found) -> Listing {
+        classes.sort_unstable();
+        classes.dedup();
+        let with_class = |file: FoundFile| {
+            let top = file.folder.split(|byte| *byte == b'/').next().unwrap_or_default();
+            let class = classes.binary_search_by(|class| class[..].cmp(top)).ok();
+            (class.map_or(u32::MAX, |class| class as u32), file)
+        };
+        let mut files: Vec<(u32, FoundFile)> = files.into_iter().map(with_class).collect();
+        files.sort_unstable_by(|(class, a), (other, b)| {
+            (class, &a.folder, &a.name).cmp(&(other, &b.folder, &b.name))
+        });
         let mut hash = Xxh3::new();
-        let mut addresses = Addresses::default();
-        for (class, folder, name, stamp) in files {
+        let mut offsets = Offsets::default();
+        let mut list = Vec::with_capacity(files.len());
+        for (class, FoundFile { folder, name, stamp }) in files {
             let name = [folder, name].concat();
             for number in [name.len() as u64, stamp.len_bytes, stamp.inode] {
                 hash.update(&number.to_le_bytes());
@@ -157,36 +155,43 @@ impl Listing {
             hash.update(&stamp.modified_s.to_le_bytes());
             hash.update(&stamp.modified_ns.to_le_bytes());
             hash.update(&name);
-            self.files.push(FolderFile {
+            list.push(FolderFile {
                 name,
                 class: (class != u32::MAX).then_some(class),
                 len_bytes: stamp.len_bytes,
-                offset_bytes: addresses.next(stamp.len_bytes),
+                offset_bytes: offsets.next(stamp.len_bytes),
                 stamp,
             });
         }
-        self.len_bytes = addresses.end.next_multiple_of(FOLDER_CELL_BYTES);
-        self.identity = hash.digest128().to_le_bytes();
+        Listing {
+            files: list,
+            classes,
+            len_bytes: offsets.end.next_multiple_of(FOLDER_CELL_BYTES),
+            identity: hash.digest128().to_le_bytes(),
+        }
     }
 }
 
 /// Assigns offsets: files follow each other at multiples of 4,096. A file that fits a cell lies within one; a
 /// longer file gets whole cells of its own. Cell 0 stays empty.
 #[derive(Debug)]
-struct Addresses {
+struct Offsets {
+    /// The end of the last file in the namespace, in bytes; of cell 0 before the first file.
     end: u64,
-    /// The cell of the last file, and the number of files that begin in it.
+    /// The cell in which the last file begins.
     cell: u64,
+    /// The number of files that begin in that cell.
     in_cell: u32,
 }
 
-impl Default for Addresses {
-    fn default() -> Addresses {
-        Addresses { end: FOLDER_CELL_BYTES, cell: 0, in_cell: 0 }
+impl Default for Offsets {
+    fn default() -> Offsets {
+        Offsets { end: FOLDER_CELL_BYTES, cell: 0, in_cell: 0 }
     }
 }
 
-impl Addresses {
+impl Offsets {
+    /// The offset of the next file, which has this length.
     fn next(&mut self, len_bytes: u64) -> u64 {
         let len = len_bytes.next_multiple_of(ALIGN);
         if self.end / FOLDER_CELL_BYTES == self.cell {
@@ -207,16 +212,23 @@ impl Addresses {
     }
 }
 
-/// Files and classes that the walk has found.
+/// Files and classes that were found, in any order.
 #[derive(Default)]
 struct Found {
-    /// Folder (with a slash at its end, or empty), name and stamp.
-    files: Vec<(Vec<u8>, Vec<u8>, Stamp)>,
+    files: Vec<FoundFile>,
+    /// Names of class folders; a name may be repeated.
     classes: Vec<Vec<u8>>,
 }
 
+struct FoundFile {
+    /// The path of the file's folder beneath the listed one, with a slash at the end; empty for the listed one.
+    folder: Vec<u8>,
+    name: Vec<u8>,
+    stamp: Stamp,
+}
+
 impl Found {
-    fn object(&mut self, prefix: &str, object: &Object) -> Result<()> {
+    fn add_object(&mut self, prefix: &str, object: &Object) -> Result<()> {
         let Some(beneath) = object.key.strip_prefix(prefix).filter(|name| !name.is_empty()) else {
             return Ok(()); // a web server may list more
         };
@@ -231,48 +243,50 @@ impl Found {
             self.classes.push(class.into());
         }
         let stamp = Stamp::of_object(object);
-        self.files.push((folder.into(), name.into(), stamp));
+        self.files.push(FoundFile { folder: folder.into(), name: name.into(), stamp });
         Ok(())
     }
 }
 
-/// The walk through a folder of the file system.
+/// A walk through a folder of the file system.
 struct Walk<'a> {
     options: FolderOptions,
-    /// The path of the folder, with all links resolved.
+    /// The path of the listed folder, with all links resolved.
     real: PathBuf,
     found: &'a mut Found,
-    told: Told,
+    remarks: Remarks,
 }
 
-/// The way from the root to a folder: device and inode of each folder, and the number of links.
-#[derive(Default)]
-struct Way {
-    around: Vec<(u64, u64)>,
-    links: usize,
+/// The folders from the listed one to the one that is being read.
+struct Ancestors {
+    /// Device and inode of each.
+    folders: Vec<(u64, u64)>,
+    /// The number of links to folders among them.
+    num_links: usize,
 }
 
 impl Walk<'_> {
-    fn folder(&mut self, path: &Path, beneath: &[u8], way: &mut Way) -> Result<()> {
+    /// Lists the folder `path`; `beneath` is its path beneath the listed one, with a slash at the end.
+    fn folder(&mut self, path: &Path, beneath: &[u8], ancestors: &mut Ancestors) -> Result<()> {
         let failed = |error: std::io::Error| Error::from(error).path(path);
         for entry in std::fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name().as_bytes().to_vec();
             let at = entry.path();
             if !self.options.hidden && is_dropping(&name) {
-                self.told.add(HIDDEN, &at);
+                self.remarks.add(HIDDEN, &at);
                 continue;
             }
             let is_link = entry.file_type().map_err(failed)?.is_symlink();
             if is_link {
-                self.link(&at)?;
+                self.check_link(&at)?;
             }
             match std::fs::metadata(&at) {
                 Ok(found) if found.is_dir() => {
-                    self.enter(&at, beneath, &name, &found, is_link, way)?
+                    self.enter(&at, beneath, &name, &found, is_link, ancestors)?
                 }
-                Ok(found) if found.is_file() => self.file(&at, beneath, name, &found)?,
-                _ => self.told.add(NO_FILE, &at),
+                Ok(found) if found.is_file() => self.add_file(&at, beneath, name, &found)?,
+                _ => self.remarks.add(NO_FILE, &at),
             }
         }
         Ok(())
@@ -286,43 +300,50 @@ impl Walk<'_> {
         name: &[u8],
         found: &Metadata,
         is_link: bool,
-        way: &mut Way,
+        ancestors: &mut Ancestors,
     ) -> Result<()> {
         let identity = (found.dev(), found.ino());
-        let links = way.links + usize::from(is_link);
-        if way.around.contains(&identity) || links > MAX_LINKED_FOLDERS {
-            self.told.add(LOOP, path);
+        let num_links = ancestors.num_links + usize::from(is_link);
+        if ancestors.folders.contains(&identity) || num_links > MAX_LINKED_FOLDERS {
+            self.remarks.add(LOOP, path);
             return Ok(());
         }
         if beneath.is_empty() {
             self.found.classes.push(name.to_vec());
         }
-        way.around.push(identity);
-        let before = std::mem::replace(&mut way.links, links);
-        let result = self.folder(path, &[beneath, name, b"/"].concat(), way);
-        way.around.pop();
-        way.links = before;
+        ancestors.folders.push(identity);
+        let before = std::mem::replace(&mut ancestors.num_links, num_links);
+        let result = self.folder(path, &[beneath, name, b"/"].concat(), ancestors);
+        ancestors.folders.pop();
+        ancestors.num_links = before;
         result
     }
 
-    fn file(&mut self, path: &Path, beneath: &[u8], name: Vec<u8>, found: &Metadata) -> Result<()> {
+    fn add_file(
+        &mut self,
+        path: &Path,
+        beneath: &[u8],
+        name: Vec<u8>,
+        found: &Metadata,
+    ) -> Result<()> {
         if found.len() > u64::from(u32::MAX) {
             let text = "a file of 4 GiB or more is too long for a sample";
             return Err(Error::new(ErrorKind::Unsupported, text).path(path));
         }
-        self.found.files.push((beneath.to_vec(), name, Stamp::of(found)));
+        let stamp = Stamp::of(found);
+        self.found.files.push(FoundFile { folder: beneath.to_vec(), name, stamp });
         Ok(())
     }
 
     /// Refuses a link that must not be followed.
-    fn link(&mut self, path: &Path) -> Result<()> {
+    fn check_link(&mut self, path: &Path) -> Result<()> {
         let leaves = || path.canonicalize().is_ok_and(|real| !real.starts_with(&self.real));
         let refused = |text: &'static str| Err(Error::new(ErrorKind::Refused, text).path(path));
         match self.options.links {
             Links::Refuse => refused("this is a link, and links are not followed"),
             Links::Inside if leaves() => refused("this link leads out of the folder"),
             Links::Follow if leaves() => {
-                self.told.add(LINK_OUT, path);
+                self.remarks.add(LINK_OUT, path);
                 Ok(())
             }
             _ => Ok(()),
@@ -330,32 +351,46 @@ impl Walk<'_> {
     }
 }
 
-/// Entries that are not samples, or lie outside the folder. Those with the same reason share a log message.
+/// Remarks about entries that were left out, or that lie outside the folder; one for each text.
 #[derive(Default)]
-struct Told(Vec<(&'static str, u64, String)>);
+struct Remarks(Vec<Remark>);
 
-impl Told {
-    fn add(&mut self, what: &'static str, example: impl AsRef<Path>) {
-        match self.0.iter_mut().find(|(known, ..)| *known == what) {
-            Some((_, count, _)) => *count += 1,
-            None => self.0.push((what, 1, example.as_ref().display().to_string())),
+struct Remark {
+    text: &'static str,
+    /// The number of entries.
+    count: u64,
+    /// The path of the first entry.
+    example: String,
+}
+
+impl Remarks {
+    /// Adds an entry to the remark with this text.
+    fn add(&mut self, text: &'static str, path: impl AsRef<Path>) {
+        match self.0.iter_mut().find(|remark| remark.text == text) {
+            Some(remark) => remark.count += 1,
+            None => {
+                let example = path.as_ref().display().to_string();
+                self.0.push(Remark { text, count: 1, example });
+            }
         }
     }
 
-    /// The error for a folder without samples; its source lists these entries.
-    fn of_nothing(self, text: &'static str) -> Error {
-        let error = Error::new(ErrorKind::NotFound, text);
-        let all = self.0.iter();
-        let all = all.map(|(what, count, example)| format!("{count}, such as {example}, {what}"));
-        match all.collect::<Vec<_>>().join("; ") {
-            none if none.is_empty() => error,
-            told => error.source(std::io::Error::other(told)),
+    /// The error for a folder without samples; its source lists the remarks.
+    fn not_found(self, message: &'static str) -> Error {
+        let error = Error::new(ErrorKind::NotFound, message);
+        if self.0.is_empty() {
+            return error;
         }
+        let remarks = self.0.iter();
+        let remarks: Vec<String> = remarks
+            .map(|Remark { text, count, example }| format!("{count}, such as {example}, {text}"))
+            .collect();
+        error.source(std::io::Error::other(remarks.join("; ")))
     }
 
-    fn tell(self) {
-        for (what, count, example) in self.0 {
-            tracing::warn!(count, example, "{what}");
+    fn log(self) {
+        for Remark { text, count, example } in self.0 {
+            tracing::warn!(count, example, "{text}");
         }
     }
 }
@@ -368,7 +403,7 @@ const LINK_OUT: &str =
     "links lead out of the folder, and are followed (--links inside refuses them)";
 const ODD_KEY: &str = "left out: the key has empty, . or .. parts";
 
-/// The length of a cell of a folder, unlike the cells of an image. The files of a cell form one chunk of the
+/// The length of a cell of a folder, which differs from that of an image. The files of a cell form one chunk of the
 /// directory that is made from the listing.
 pub const FOLDER_CELL_BYTES: u64 = 4 << 20;
 
@@ -383,9 +418,9 @@ mod tests {
 
     #[test]
     fn files_follow_each_other_at_multiples_of_4096_and_none_but_long_ones_crosses_a_cell() {
-        let mut addresses = Addresses::default();
+        let mut offsets = Offsets::default();
         let cell = FOLDER_CELL_BYTES;
-        let mut next = |len| addresses.next(len);
+        let mut next = |len| offsets.next(len);
         let first = [next(1), next(4096), next(4097), next(0), next(1)];
         assert_eq!(first, [0, 4096, 8192, 16384, 16384].map(|at| cell + at));
         assert_eq!(next(cell - 20_480), cell + 20_480, "ends with the cell");

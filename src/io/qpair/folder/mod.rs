@@ -8,10 +8,10 @@
 //! system, so threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a
 //! file that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
-//! Objects under a prefix of a store form such a folder, too (`Store`); the same threads wait for the store, and
-//! one I/O requests all its byte ranges at once.
+//! Objects under a prefix of a store form a folder, too (`Store`). The same threads wait for the store, and one I/O
+//! requests all its byte ranges at once.
 //!
-//! Read `listing.rs` first, then `Files`, which compares what it reads with the listing.
+//! Read `listing.rs` first, then `FolderReader`, which runs the I/Os.
 
 pub(super) mod helpers;
 mod listing;
@@ -68,7 +68,7 @@ struct Folder {
     store: Option<Store>,
     listing: Listing,
     counters: Arc<Counters>,
-    /// Files that callers have lent, each with its index; the most recently lent last.
+    /// Files that callers have lent, each with its index; the most recently lent last. Empty in a forked child.
     lent: Forked<Mutex<LentFiles>>,
 }
 
@@ -89,7 +89,7 @@ impl FolderNamespace {
         Ok(FolderNamespace::of(root, None, listing, address, "folder (pread)".to_owned()))
     }
 
-    /// Lists the objects of a store under `place`. They are then read as files of a folder, without an import.
+    /// Lists the objects of a store under `place`, which are then read as files of a folder.
     ///
     /// # Errors
     /// `NotFound`: there is no object. `Refused`, `Disconnected`: errors of the store. `Unsupported`: an object
@@ -167,13 +167,13 @@ impl FolderNamespace {
         file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp)
     }
 
-    /// Lends an open file, so that reads need not open it again: opening is expensive on a parallel file
-    /// system. The last `MOST_LENT` files are kept, each until a read of it fails or it no longer matches the
-    /// listing.
+    /// Takes a file that the caller has open and lends, so that reads need not open it again: opening is expensive on
+    /// a parallel file system. Keeps the last `MAX_LENT` files, each until a read of it fails, or finds that it no
+    /// longer matches the listing.
     pub fn lend(&self, index: usize, file: Arc<dyn LentFile>) {
         let mut lent = self.folder.lent.get_or_init(Mutex::default).lock();
         lent.retain(|(other, _)| *other != index);
-        if lent.len() == MOST_LENT {
+        if lent.len() == MAX_LENT {
             lent.pop_front();
         }
         lent.push_back((index, file));
@@ -181,7 +181,7 @@ impl FolderNamespace {
 
     /// Drops the file that was lent for this index.
     pub fn take_back(&self, index: usize) {
-        self.folder.give_back(index);
+        self.folder.drop_lent(index);
     }
 
     /// Counts of the system calls so far.
@@ -213,9 +213,11 @@ impl Device for FolderNamespace {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let files = Files::new(Arc::clone(&self.folder), self.namespace.clone());
-        let most = if self.folder.store.is_some() { MOST_AT_ONCE } else { MAX_THREADS };
-        helped_pair(self.namespace.clone(), move |io| files.run(io), most)
+        let folder = Arc::clone(&self.folder);
+        let max_threads = if folder.store.is_some() { MAX_STORE_THREADS } else { MAX_THREADS };
+        let namespace = self.namespace.clone();
+        let reader = FolderReader { folder, namespace, open: Mutex::default() };
+        helped_pair(self.namespace.clone(), move |io| reader.run(io), max_threads)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -231,39 +233,36 @@ impl Folder {
         self.root.join(std::ffi::OsStr::from_bytes(&self.listing.files[index].name))
     }
 
+    /// The file that was lent for this index.
     fn lent(&self, index: usize) -> Option<Arc<dyn LentFile>> {
         let lent = self.lent.get()?.lock();
         lent.iter().find(|(other, _)| *other == index).map(|(_, file)| Arc::clone(file))
     }
 
-    fn give_back(&self, index: usize) {
+    fn drop_lent(&self, index: usize) {
         if let Some(lent) = self.lent.get() {
             lent.lock().retain(|(other, _)| *other != index);
         }
     }
 }
 
-/// An open file that its owner lends: [`FolderNamespace::lend`](FolderNamespace::lend).
+/// An open file that its owner lends: see [`FolderNamespace::lend`].
 pub trait LentFile: Send + Sync {
     /// Calls `work` with the file, unless the owner has closed it. The owner may have replaced the file, so
     /// `work` must check it.
     fn with(&self, work: &mut dyn FnMut(&File));
 }
 
-/// The files of a folder for one queue pair, used by all of its threads.
-struct Files {
+/// Runs the I/Os of one queue pair, on all of its threads.
+struct FolderReader {
     folder: Arc<Folder>,
     namespace: Namespace,
     /// Open files that were not read to their end, each with its index; the most recently used last.
     open: Mutex<VecDeque<(usize, Arc<File>)>>,
 }
 
-impl Files {
-    fn new(folder: Arc<Folder>, namespace: Namespace) -> Files {
-        Files { folder, namespace, open: Mutex::default() }
-    }
-
-    /// Runs `io`; blocks until the file system has finished.
+impl FolderReader {
+    /// Runs `io`; blocks until the file system or the store has answered.
     fn run(&self, io: &mut Io) -> Result<(), IoError> {
         self.namespace.check(io)?;
         if io.op != IoOp::Read {
@@ -272,11 +271,13 @@ impl Files {
         let start = io.slba.0 * u64::from(self.namespace.block_len_bytes);
         let end = start + io.buf.len() as u64;
         let files = &self.folder.listing.files;
-        let mut asked = match &self.folder.store {
-            Some(store) => store.ask(files, start..end)?,
+        // From a store, a pending read for each of the files below.
+        let mut requested = match &self.folder.store {
+            Some(store) => store.request(files, start..end)?,
             None => VecDeque::new(),
         };
         let first = files.partition_point(|file| file.offset_bytes + file.len_bytes <= start);
+        // Bytes of the buffer that are done; those between files become zeroes.
         let mut done = 0;
         for (index, file) in (first..).zip(&files[first..]) {
             if file.offset_bytes >= end {
@@ -290,8 +291,8 @@ impl Files {
             let len = (file.len_bytes - skip).min(end - start - from as u64) as usize;
             io.buf[done..from].fill(0);
             let into = &mut io.buf[from..from + len];
-            match asked.pop_front() {
-                Some(pending) => self.take(index, pending, into)?,
+            match requested.pop_front() {
+                Some(pending) => self.receive(index, pending, into)?,
                 None => self.read(index, skip, into)?,
             }
             done = from + len;
@@ -301,15 +302,15 @@ impl Files {
     }
 
     /// Waits for the requested bytes of one object.
-    fn take(&self, index: usize, pending: Pending, into: &mut [u8]) -> Result<(), IoError> {
+    fn receive(&self, index: usize, pending: Pending, into: &mut [u8]) -> Result<(), IoError> {
         self.folder.counters.reads.fetch_add(1, Ordering::Relaxed);
-        let name = || self.folder.path_of(index);
-        pending.read_into(into).map_err(|error| io_error(&error, &name()))?;
+        let read = pending.read_into(into);
+        read.map_err(|error| store_error(&error, &self.folder.path_of(index)))?;
         self.folder.counters.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Reads bytes of one file, which must match the listing after the read.
+    /// Reads bytes of one file from its offset `skip` on: from a lent file, or from one of ours.
     fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         if let Some(lent) = self.folder.lent(index) {
             let mut result = Err(IoError::Os(libc::EBADF));
@@ -317,7 +318,7 @@ impl Files {
             if result.is_ok() {
                 return Ok(());
             }
-            self.folder.give_back(index); // its owner may have closed it
+            self.folder.drop_lent(index); // its owner may have closed it
         }
         let file = self.file(index)?;
         self.read_from(&file, index, skip, bytes)?;
@@ -330,6 +331,7 @@ impl Files {
         Ok(())
     }
 
+    /// Reads bytes of an open file, which must match the listing after the read.
     fn read_from(
         &self,
         file: &File,
@@ -350,6 +352,7 @@ impl Files {
         Ok(())
     }
 
+    /// The file at this index, which stays open if it was kept open, or is opened now.
     fn file(&self, index: usize) -> Result<Arc<File>, IoError> {
         if let Some((_, file)) = self.open.lock().iter().find(|(open, _)| *open == index) {
             return Ok(Arc::clone(file));
@@ -367,7 +370,7 @@ impl Files {
         Ok(Arc::new(file))
     }
 
-    /// Keeps a file open as the most recently used, or closes it.
+    /// Keeps a file open as the most recently used one. `None`: closes the one that is kept.
     fn keep(&self, index: usize, file: Option<Arc<File>>) {
         let mut open = self.open.lock();
         open.retain(|(other, _)| *other != index);
@@ -403,7 +406,7 @@ struct Store {
     options: PlaceOptions,
     /// The prefix of all files' keys.
     prefix: String,
-    /// A forked child has none of the client's threads, so it creates its own client.
+    /// A forked child has none of the client's threads, so it creates another client.
     client: Forked<Client>,
 }
 
@@ -414,26 +417,30 @@ impl Store {
         Store { place, options, prefix, client: Forked::new(client) }
     }
 
-    /// Requests all bytes of `files` in the range `wanted`. Returns a pending read for each file in the range
-    /// that is not empty, in order.
-    fn ask(&self, files: &[FolderFile], wanted: Range<u64>) -> Result<VecDeque<Pending>, IoError> {
+    /// Requests all bytes of `files` in the range `wanted` of the namespace. Returns a pending read for each file in
+    /// the range that is not empty, in order.
+    fn request(
+        &self,
+        files: &[FolderFile],
+        wanted: Range<u64>,
+    ) -> Result<VecDeque<Pending>, IoError> {
         let client = self.client.get_or_try_init(|| Client::open(&self.place, &self.options));
         let client = client.map_err(|error| IoError::Disconnected(error.report()))?;
         let first =
             files.partition_point(|file| file.offset_bytes + file.len_bytes <= wanted.start);
         let inside = files[first..].iter().take_while(|file| file.offset_bytes < wanted.end);
-        let ask = |file: &FolderFile| {
+        let request = |file: &FolderFile| {
             let key = format!("{}{}", self.prefix, String::from_utf8_lossy(&file.name));
             let skip = wanted.start.saturating_sub(file.offset_bytes);
             let end = file.len_bytes.min(wanted.end - file.offset_bytes);
             client.fetch_stamped(&key, file.len_bytes, file.stamp.inode, skip..end)
         };
-        Ok(inside.filter(|file| file.len_bytes > 0).map(ask).collect())
+        Ok(inside.filter(|file| file.len_bytes > 0).map(request).collect())
     }
 }
 
-/// The error of an I/O for the file shown as `name`.
-fn io_error(error: &Error, name: &Path) -> IoError {
+/// The error of an I/O for an error of a store; `name` is the object's name for display.
+fn store_error(error: &Error, name: &Path) -> IoError {
     match error.kind() {
         ErrorKind::BadSource | ErrorKind::NotFound => IoError::Changed(name.display().to_string()),
         ErrorKind::Refused => IoError::Os(libc::EACCES),
@@ -449,12 +456,13 @@ const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 /// Longer than for files: a request to a store takes long, whatever its length.
 const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
 
-/// The most I/Os of a queue pair that wait for a store at a time.
-const MOST_AT_ONCE: usize = 32;
+/// The most threads of a queue pair on a store, each of which waits for one I/O.
+const MAX_STORE_THREADS: usize = 32;
+
 const QUEUE_DEPTH: u16 = 128;
 
 /// The most lent files that are kept.
-pub(crate) const MOST_LENT: usize = 64;
+const MAX_LENT: usize = 64;
 
 /// The most files that a queue pair keeps open because it has not read them to their end.
 const MAX_OPEN: usize = 16;
