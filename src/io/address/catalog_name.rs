@@ -2,20 +2,21 @@
 //!
 //! ```text
 //! dlfs://site/imagenet            the newest version, in the catalogue that is configured as `site`
-//! dlfs://site/imagenet@7          its generation 7
-//! dlfs://site/imagenet@stable     what the alias `stable` points to
+//! dlfs://site/imagenet@7          generation 7 of the data set
+//! dlfs://site/imagenet@stable     the version to which the alias `stable` points
 //! dlfs:///srv/data/imagenet       the newest version, in the catalogue in the folder /srv/data
 //! dlfs://./data/imagenet          the newest version, in the catalogue in a relative folder
 //! ```
-//! Names, aliases and configured catalogues are 1 to 100 letters, digits, `.`, `_` and `-`, and begin with a
-//! letter or digit: they never lead out of their folder. In a folder's path every `%XX` stands for a byte.
+//! Names, aliases and configured catalogues are words: 1 to 100 letters, digits, `.`, `_` and `-` that begin with a
+//! letter or digit, so as parts of a path they never lead out of a folder. In a folder's path every `%XX` stands for a
+//! byte.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
-use super::tcp::{AddressError, unescape_all_bytes};
+use super::parts::{AddressError, unescape_all_bytes};
 use dlfs_base::percent::escape;
 use dlfs_base::units::Generation;
 
@@ -24,7 +25,7 @@ use dlfs_base::units::Generation;
 pub struct CatalogName {
     /// The catalogue.
     pub catalog: CatalogPlace,
-    /// The data set's name in it.
+    /// The data set's name in the catalogue, a word.
     pub name: String,
     /// The version; `None`: the newest.
     pub version: Option<CatalogVersion>,
@@ -33,7 +34,7 @@ pub struct CatalogName {
 /// The place of a catalogue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CatalogPlace {
-    /// A word; the configuration of this machine or user names its place.
+    /// A word, for which the configuration of this machine or user has the place.
     Configured(String),
     /// A folder.
     Folder(PathBuf),
@@ -42,14 +43,14 @@ pub enum CatalogPlace {
 /// A version of a data set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CatalogVersion {
-    /// A generation of its image.
+    /// A generation of the data set's image.
     Generation(Generation),
-    /// An alias, which points to a version; never digits alone.
+    /// An alias, which points to a version: a word that is not a number.
     Alias(String),
 }
 
 impl CatalogName {
-    /// Parses `rest`, the part of `text` after `dlfs://`.
+    /// Parses the address `text`; `rest` is the part after `dlfs://`.
     pub(super) fn parse(text: &str, rest: &str) -> Result<CatalogName, AddressError> {
         let malformed = || AddressError::CatalogName(text.to_owned());
         let (place, last) = rest.rsplit_once('/').ok_or_else(malformed)?;
@@ -90,7 +91,7 @@ impl CatalogPlace {
         CatalogPlace::parse(rest.strip_suffix('/').unwrap_or(rest), text)
     }
 
-    /// Parses `text`, the catalogue in the address `whole`: a folder or a configured word.
+    /// Parses `text`, the part of the address `whole` that names the catalogue: a folder or a word.
     fn parse(text: &str, whole: &str) -> Result<CatalogPlace, AddressError> {
         if is_catalog_word(text) {
             return Ok(CatalogPlace::Configured(text.to_owned()));
@@ -109,7 +110,7 @@ impl CatalogPlace {
 }
 
 impl CatalogVersion {
-    /// Parses a generation (digits) or an alias (any other word).
+    /// Parses a generation (digits) or an alias (any other word); `None`: `text` is neither.
     pub fn parse(text: &str) -> Option<CatalogVersion> {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().ok().map(|number| CatalogVersion::Generation(Generation(number)));
@@ -118,7 +119,7 @@ impl CatalogVersion {
     }
 }
 
-/// Returns whether `text` may be the name of a data set, an alias or a configured catalogue.
+/// Returns whether `text` is a word: the name of a data set, an alias or a configured catalogue.
 pub fn is_catalog_word(text: &str) -> bool {
     text.len() <= MAX_WORD_BYTES
         && text.starts_with(|first: char| first.is_ascii_alphanumeric())
@@ -157,4 +158,5 @@ impl fmt::Display for CatalogVersion {
 /// The scheme of a data set's name in a catalogue.
 pub(super) const CATALOG_SCHEME: &str = "dlfs://";
 
+/// The most bytes of a word.
 const MAX_WORD_BYTES: usize = 100;

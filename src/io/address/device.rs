@@ -1,18 +1,18 @@
-//! Addresses of drives and other controllers: of namespaces that SPDK reaches, of drives of this machine that this
-//! library's own driver reads, and of controllers that another process plays over a socket (vfio-user).
+//! Addresses of controllers that this library's NVMe/TCP host does not reach: through SPDK, on PCIe, and over vfio-user,
+//! by which another process emulates a controller.
 //!
 //! ```text
-//! spdk:nvme-tcp://host[:4420]/NQN[?ns=N]   spdk:trtype:TCP ...   NVMe/TCP by SPDK's host
-//! trtype:PCIE traddr:0000:5e:00.0 [ns:N]                         a drive that SPDK's driver owns
-//! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
-//! spdk:trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]      a target on this machine, by shared memory
+//! pcie:0000:5e:00.0[?ns=N]                                       a drive, by this library's driver
+//! trtype:VFIOUSER traddr:SOCKET [subnqn:NQN] [ns:N]              an emulated controller, by this library's driver
+//! trtype:PCIE traddr:0000:5e:00.0 [ns:N]                         a drive, by SPDK's driver
+//! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]   NVMe over RDMA, by SPDK
+//! spdk:ADDRESS                                                   any of these, or NVMe/TCP, by SPDK
 //! ```
-//! Every form may begin with `spdk:`. Without it, NVMe/TCP and vfio-user are this library's own, and so is a drive that
-//! is written `pcie:0000:5e:00.0`.
 
 use std::fmt;
 
-use super::tcp::{AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, unescape_all};
+use super::parts::{AddressError, escape_word, parse_nqn, parse_nsid, unescape_all};
+use super::tcp::TcpAddress;
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
 
@@ -25,12 +25,12 @@ pub enum SpdkAddress {
     Rdma(TcpAddress),
     /// A local drive.
     Pcie(PcieAddress),
-    /// A target on this machine that emulates a drive over a socket and shared memory.
+    /// A controller that another process emulates over a socket and shared memory.
     VfioUser(VfioUserAddress),
 }
 
-/// The key-value pairs of a `trtype:` address that only SPDK reaches.
-pub(super) struct Words<'a> {
+/// The values of the keys of a `trtype:` address, as text; `None`: the key is missing.
+pub(super) struct TransportId<'a> {
     pub(super) traddr: Option<&'a str>,
     pub(super) trsvcid: Option<&'a str>,
     pub(super) subnqn: Option<&'a str>,
@@ -65,33 +65,33 @@ impl SpdkAddress {
     }
 }
 
-pub(super) fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
-    let traddr = traddr(words)?;
+pub(super) fn parse_pcie(id: &TransportId<'_>) -> Result<SpdkAddress, AddressError> {
+    let traddr = parse_traddr(id)?;
     if !is_pci_address(&traddr) {
         let expected = "PCI addresses such as 0000:5e:00.0";
         return Err(AddressError::Value { key: "traddr", value: traddr, expected });
     }
-    let nsid = words.ns.map(parse_nsid).transpose()?;
+    let nsid = id.ns.map(parse_nsid).transpose()?;
     Ok(SpdkAddress::Pcie(PcieAddress { traddr, nsid }))
 }
 
-pub(super) fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
-    let traddr = traddr(words)?;
+pub(super) fn parse_rdma(id: &TransportId<'_>) -> Result<SpdkAddress, AddressError> {
+    let traddr = parse_traddr(id)?;
     let missing = || AddressError::Key { key: "subnqn".to_owned(), problem: "missing" };
-    let subnqn = words.subnqn.ok_or_else(missing)?;
-    TcpAddress::of(traddr, words.trsvcid, subnqn, words.ns).map(SpdkAddress::Rdma)
+    let subnqn = id.subnqn.ok_or_else(missing)?;
+    TcpAddress::of(traddr, id.trsvcid, subnqn, id.ns).map(SpdkAddress::Rdma)
 }
 
-pub(super) fn vfio_user(words: &Words<'_>) -> Result<VfioUserAddress, AddressError> {
-    let subnqn = words.subnqn.map(|text| parse_nqn(&unescape_all(text)?)).transpose()?;
-    let nsid = words.ns.map(parse_nsid).transpose()?;
-    Ok(VfioUserAddress { traddr: traddr(words)?, subnqn, nsid })
+pub(super) fn parse_vfio_user(id: &TransportId<'_>) -> Result<VfioUserAddress, AddressError> {
+    let subnqn = id.subnqn.map(|text| parse_nqn(&unescape_all(text)?)).transpose()?;
+    let nsid = id.ns.map(parse_nsid).transpose()?;
+    Ok(VfioUserAddress { traddr: parse_traddr(id)?, subnqn, nsid })
 }
 
 /// Parses the transport address; SPDK allows at most 256 bytes.
-fn traddr(words: &Words<'_>) -> Result<String, AddressError> {
+fn parse_traddr(id: &TransportId<'_>) -> Result<String, AddressError> {
     let missing = || AddressError::Key { key: "traddr".to_owned(), problem: "missing" };
-    let traddr = unescape_all(words.traddr.ok_or_else(missing)?)?;
+    let traddr = unescape_all(id.traddr.ok_or_else(missing)?)?;
     if traddr.is_empty() || traddr.len() > 256 || traddr.chars().any(char::is_control) {
         let expected = "addresses of 1 to 256 bytes";
         return Err(AddressError::Value { key: "traddr", value: traddr, expected });
@@ -119,17 +119,17 @@ impl fmt::Display for SpdkAddress {
     }
 }
 
-/// A namespace of an NVMe controller of this machine, which VFIO hands over.
+/// A namespace of a drive on this machine's PCI bus.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PcieAddress {
-    /// Domain, bus, device and function in lower case: `0000:5e:00.0`.
+    /// Domain, bus, device and function: `0000:5e:00.0`. In lower case after `pcie:`, as given after `trtype:PCIE`.
     pub traddr: String,
     /// Namespace; `None`: the first active one.
     pub nsid: Option<Nsid>,
 }
 
 impl PcieAddress {
-    /// Parses `text`, whose part after the scheme is `rest`.
+    /// Parses the address `text`; `rest` is the part after the scheme.
     pub(super) fn parse(text: &str, rest: &str) -> Result<PcieAddress, AddressError> {
         let malformed = || AddressError::Pcie(text.to_owned());
         let (traddr, query) = match rest.split_once('?') {
@@ -153,7 +153,7 @@ impl fmt::Display for PcieAddress {
     }
 }
 
-/// Returns whether `text` has domain, bus, device and function of a PCI device.
+/// Returns whether `text` has the parts of a PCI address: domain, bus, device and function.
 fn is_pci_address(text: &str) -> bool {
     let digits = |text: &str, count: usize| {
         text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -167,7 +167,7 @@ fn is_pci_address(text: &str) -> bool {
     }
 }
 
-/// A namespace of a controller that another process plays.
+/// A namespace of a controller that another process emulates over vfio-user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VfioUserAddress {
     /// The socket, or the folder in which SPDK's target keeps it.
@@ -190,7 +190,7 @@ impl fmt::Display for VfioUserAddress {
     }
 }
 
-/// Prefix of the address of a drive.
+/// The scheme of a drive that this library's driver uses.
 pub(super) const PCIE_SCHEME: &str = "pcie:";
 
 #[cfg(test)]

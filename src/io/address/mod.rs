@@ -10,13 +10,12 @@
 //!                                                             objects of a store, as files of a folder; only read
 //!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
 //!         | pcie:0000:5e:00.0[?ns=N]                          a drive of this machine: see [`PcieAddress`]
-//!         | trtype:VFIOUSER traddr:SOCKET [subnqn:NQN] [ns:N] a controller that a process of this machine plays
+//!         | trtype:VFIOUSER traddr:SOCKET [subnqn:NQN] [ns:N] a controller that a process of this machine emulates
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA ...               through SPDK: see [`SpdkAddress`]
 //! ```
 //! An NVMe/TCP address without `?ns=` (or `ns:`) names a subsystem. Reading an image uses all namespaces of the
 //! subsystem that hold the image. Writing, or reading a bare namespace, requires a subsystem with only one
-//! namespace. Through SPDK, on PCIe and over vfio-user, the address means the first
-//! active namespace.
+//! namespace. Through SPDK, on PCIe and over vfio-user, such an address means the first active namespace.
 //!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
 //! of bytes from 80h on (names that are not UTF-8) stand for a byte; in a key of a store, only `%2C` and `%25`.
@@ -31,18 +30,20 @@ use std::str::FromStr;
 
 pub mod catalog_name;
 mod device;
+mod parts;
 pub mod tcp;
 
 pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
 pub use device::{PcieAddress, SpdkAddress, VfioUserAddress};
+pub use parts::AddressError;
 #[doc(hidden)]
-pub use tcp::unescape_all;
-pub use tcp::{AddressError, TcpAddress};
+pub use parts::unescape_all;
+pub use tcp::TcpAddress;
 
 use catalog_name::CATALOG_SCHEME;
-use device::{PCIE_SCHEME, Words};
+use device::{PCIE_SCHEME, TransportId};
 use dlfs_base::percent::{escape, hex_pair, unescape};
-use tcp::URL_SCHEME;
+use tcp::{URL_SCHEME, parse_url};
 
 /// The address of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -53,7 +54,7 @@ pub enum Address {
     Tcp(TcpAddress),
     /// A namespace of a drive of this machine, reached with this library's driver.
     Pcie(PcieAddress),
-    /// A namespace of a controller that another process plays, reached with this library's driver.
+    /// A namespace of a controller that another process emulates, reached with this library's driver.
     VfioUser(VfioUserAddress),
     /// A namespace reached through SPDK.
     Spdk(SpdkAddress),
@@ -83,7 +84,7 @@ impl Address {
         text.split(',').map(str::parse).collect()
     }
 
-    /// [`Address::parse_list`] for a command-line argument, in which a path need not be UTF-8.
+    /// As [`Address::parse_list`], for a command-line argument, in which a path need not be UTF-8.
     ///
     /// # Errors
     /// As [`Address::parse_list`].
@@ -169,7 +170,7 @@ fn parse_objects(text: &str) -> Result<Address, AddressError> {
     }
 }
 
-/// Returns whether `text` begins like a URL: a scheme of RFC 3986, then `://`.
+/// Returns whether `text` begins as a URL does: with a scheme of RFC 3986, then `://`.
 fn has_scheme(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| {
         let mut bytes = scheme.bytes();
@@ -178,38 +179,7 @@ fn has_scheme(text: &str) -> bool {
     })
 }
 
-fn parse_url(text: &str, rest: &str) -> Result<TcpAddress, AddressError> {
-    let malformed = || AddressError::Url(text.to_owned());
-    let (authority, name) = rest.split_once('/').ok_or_else(malformed)?;
-    let (nqn, query) = match name.split_once('?') {
-        Some((nqn, query)) => (nqn, Some(query)),
-        None => (name, None),
-    };
-    let (host, port) = split_port(authority).ok_or_else(malformed)?;
-    let traddr = unescape_all(host)?;
-    if traddr.is_empty() || traddr.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return Err(malformed());
-    }
-    let nsid = query.map(|query| query.strip_prefix("ns=").ok_or_else(malformed)).transpose()?;
-    TcpAddress::of(traddr, port, nqn, nsid)
-}
-
-/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`; an IPv6 address needs its brackets.
-fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
-    if let Some(rest) = authority.strip_prefix('[') {
-        let (host, after) = rest.split_once(']')?;
-        return match after {
-            "" => Some((host, None)),
-            _ => Some((host, Some(after.strip_prefix(':')?))),
-        };
-    }
-    match authority.split_once(':') {
-        Some((_, port)) if port.contains(':') => None,
-        Some((host, port)) => Some((host, Some(port))),
-        None => Some((authority, None)),
-    }
-}
-
+/// Parses an address that begins with `trtype:`.
 fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
     const KEYS: [&str; 6] = ["trtype", "adrfam", "traddr", "trsvcid", "subnqn", "ns"];
     let mut values: [Option<&str>; 6] = [None; 6];
@@ -229,13 +199,12 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
         let expected = "IPv4, IPv6";
         return Err(AddressError::Value { key: "adrfam", value, expected });
     }
-    let kind = trtype.to_ascii_uppercase();
-    let words = Words { traddr, trsvcid, subnqn, ns };
-    match &*kind {
+    let id = TransportId { traddr, trsvcid, subnqn, ns };
+    match &*trtype.to_ascii_uppercase() {
         "TCP" => {}
-        "PCIE" => return device::pcie(&words).map(Address::Spdk),
-        "RDMA" => return device::rdma(&words).map(Address::Spdk),
-        "VFIOUSER" => return device::vfio_user(&words).map(Address::VfioUser),
+        "PCIE" => return device::parse_pcie(&id).map(Address::Spdk),
+        "RDMA" => return device::parse_rdma(&id).map(Address::Spdk),
+        "VFIOUSER" => return device::parse_vfio_user(&id).map(Address::VfioUser),
         _ => {
             let value = trtype.to_owned();
             let expected = "TCP, PCIE, RDMA, VFIOUSER";
@@ -299,7 +268,7 @@ fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
 const SPDK_PREFIX: &str = "spdk:";
 const TRTYPE_PREFIX: &str = "trtype:";
 
-/// Schemes of addresses of objects.
+/// Schemes of object stores.
 const STORES: [&str; 6] = ["s3://", "gs://", "az://", "http://", "https://", "hf://"];
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The socket of an admin or I/O queue, and the transfer of bytes between the socket and a channel, with or
 //! without TLS.
 //!
-//! With TLS, ciphertext is received into memory of the link. OpenSSL decrypts it into the buffers that the connection
-//! names, mostly the buffers of reads.
+//! With TLS, ciphertext is received into memory of the link. OpenSSL decrypts it into the places that the connection
+//! plans, mostly buffers of reads.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -65,19 +65,20 @@ impl From<LinkError> for Failure {
 /// The socket of one channel.
 pub(super) struct Link {
     socket: Watched<Socket>,
+    /// Counts of reads that were not taken yet.
     receives: TcpStats,
-    /// The TLS session, if the channel has a PSK.
+    /// The TLS session, once the handshake of a channel with a PSK has begun.
     secured: Option<Box<Secured>>,
-    /// Set if the handshake ended as it does when the target does not know the PSK identity, so that another identity
-    /// may be tried.
+    /// Set if the handshake may have failed because the target does not know the PSK identity: another identity may be
+    /// tried.
     pub(super) refuses_identity: bool,
 }
 
 /// The TLS session of a socket.
 struct Secured {
     session: Session,
-    /// Memory for received ciphertext.
-    memory: Vec<u8>,
+    /// Memory for received ciphertext, `CIPHERTEXT_LEN` bytes.
+    ciphertext: Vec<u8>,
 }
 
 impl Link {
@@ -95,8 +96,8 @@ impl Link {
     }
 
     /// Transfers bytes in both directions, until there are none left or the limit of one turn is reached. The
-    /// channel's events have the results. `must_look`: read the socket even if no event has reported it as
-    /// ready.
+    /// channel's events have the results. `must_read`: read the socket even if no event has reported it as
+    /// ready. `scratch` has `SCRATCH_LEN` bytes.
     ///
     /// # Errors
     /// The connection is lost: take the channel's events, close the socket, then abandon the channel.
@@ -105,11 +106,11 @@ impl Link {
         now: Instant,
         channel: &mut Channel<B>,
         scratch: &mut [u8],
-        must_look: bool,
+        must_read: bool,
     ) -> Result<(), Failure> {
         // An answer that seems late may have arrived without being reported yet.
         let is_due = channel.poll_timeout().is_some_and(|at| at <= now);
-        let mut is_ready = self.socket.take_ready() || is_due || must_look;
+        let mut is_ready = self.socket.take_ready() || is_due || must_read;
         if channel.is_opening() {
             if !is_ready {
                 return Ok(());
@@ -154,7 +155,8 @@ impl Link {
             Some(secured) => secured,
             None => {
                 let session = Session::host(psk).map_err(LinkError::Tls)?;
-                self.secured.insert(Box::new(Secured { session, memory: vec![0; MEMORY_LEN] }))
+                let ciphertext = vec![0; CIPHERTEXT_LEN];
+                self.secured.insert(Box::new(Secured { session, ciphertext }))
             }
         };
         let result = secured.handshake(&self.socket, is_ready, &mut self.receives);
@@ -238,6 +240,7 @@ impl Link {
     }
 }
 
+/// Creates a socket with the options of NVMe/TCP connections.
 fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
     let open = || {
         let kind = Type::STREAM.nonblocking().cloexec();
@@ -287,9 +290,9 @@ impl Secured {
         self.flush(socket)?;
         while is_ready && result == Ok(false) {
             let Some(len) = self.read(socket, receives)? else { break };
-            self.session.give(std::mem::take(&mut self.memory), len);
+            self.session.give(std::mem::take(&mut self.ciphertext), len);
             result = self.session.handshake();
-            self.memory = self.session.take_back();
+            self.ciphertext = self.session.take_back();
             self.flush(socket)?; // also an alert with the reason of a failure
         }
         result.map_err(LinkError::Tls)
@@ -301,11 +304,11 @@ impl Secured {
         socket: &Socket,
         receives: &mut TcpStats,
     ) -> Result<Option<usize>, LinkError> {
-        let memory = &mut self.memory[..];
-        receives.count(memory.len(), || rustix::io::read(socket, &mut *memory))
+        let room = &mut self.ciphertext[..];
+        receives.count(room.len(), || rustix::io::read(socket, &mut *room))
     }
 
-    /// Decrypts all available ciphertext into the buffers that the connection names.
+    /// Decrypts all available ciphertext into the places that the connection plans.
     fn decrypt<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         connection: &mut Connection<Payload<B>>,
@@ -332,7 +335,7 @@ impl Secured {
                 return Ok(true);
             }
             let flags = rustix::net::SendFlags::NOSIGNAL;
-            let sent = call(outgoing.len(), || rustix::net::send(socket, outgoing, flags))?;
+            let sent = retry(outgoing.len(), || rustix::net::send(socket, outgoing, flags))?;
             let Some(len) = sent else { return Ok(false) };
             self.session.sent(len);
         }
@@ -351,7 +354,7 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     let mut budget = HOST_RECEIVE_BYTES;
     while budget > 0 {
         let (received, asked) = match &mut secured {
-            Some(secured) => (secured.read(socket, receives)?, MEMORY_LEN),
+            Some(secured) => (secured.read(socket, receives)?, CIPHERTEXT_LEN),
             None => fill(connection, scratch, |slices, asked| {
                 receives.count(asked, || rustix::io::readv(socket, slices))
             })?,
@@ -359,9 +362,9 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
         let Some(len) = received else { return Ok(()) };
         match &mut secured {
             Some(secured) => {
-                secured.session.give(std::mem::take(&mut secured.memory), len);
+                secured.session.give(std::mem::take(&mut secured.ciphertext), len);
                 let result = secured.decrypt(connection, now, scratch);
-                secured.memory = secured.session.take_back();
+                secured.ciphertext = secured.session.take_back();
                 result?;
             }
             None => connection.handle_filled(now, scratch, len)?,
@@ -374,18 +377,19 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     Ok(())
 }
 
-/// Calls `work` with the buffers that the connection names, and their length; returns its result, and the length.
+/// Calls `receive` with the places that the connection plans for the next bytes, and their length in bytes. Returns the
+/// result of `receive`, and the length.
 fn fill<B: AsRef<[u8]> + AsMut<[u8]>, T>(
     connection: &mut Connection<Payload<B>>,
     scratch: &mut [u8],
-    work: impl FnOnce(&mut [IoSliceMut<'_>], usize) -> Result<T, LinkError>,
+    receive: impl FnOnce(&mut [IoSliceMut<'_>], usize) -> Result<T, LinkError>,
 ) -> Result<(T, usize), LinkError> {
     let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
         std::array::from_fn(|_| IoSliceMut::new(&mut []));
     let used = connection.poll_receive(scratch, &mut slices);
     let slices = &mut slices[..used];
     let asked = slices.iter().map(|slice| slice.len()).sum();
-    Ok((work(slices, asked)?, asked))
+    Ok((receive(slices, asked)?, asked))
 }
 
 /// Sends queued bytes until the socket is full.
@@ -414,7 +418,7 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
                 let asked = slices.iter().map(|slice| slice.len()).sum();
                 let mut control = rustix::net::SendAncillaryBuffer::default();
                 let flags = rustix::net::SendFlags::NOSIGNAL;
-                call(asked, || rustix::net::sendmsg(socket, slices, &mut control, flags))?
+                retry(asked, || rustix::net::sendmsg(socket, slices, &mut control, flags))?
             }
         };
         let Some(len) = sent else { return Ok(()) };
@@ -422,9 +426,9 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
     }
 }
 
-/// Repeats a system call that moves at most `asked` bytes until no signal interrupts it; `None`: the socket has no
-/// bytes, or no room.
-fn call(
+/// Makes a system call that transfers at most `asked` bytes, again if a signal interrupts it; returns the number of
+/// bytes. `None`: the socket has no bytes, or no room.
+fn retry(
     asked: usize,
     mut call: impl FnMut() -> Result<usize, Errno>,
 ) -> Result<Option<usize>, LinkError> {
@@ -440,13 +444,13 @@ fn call(
 }
 
 impl TcpStats {
-    /// As [`call`], but counts the call. If the other side has closed, this is an error.
+    /// As [`retry`] for a call that receives, and counts the calls. A closed connection is an error.
     fn count(
         &mut self,
         asked: usize,
         mut receive: impl FnMut() -> Result<usize, Errno>,
     ) -> Result<Option<usize>, LinkError> {
-        let received = call(asked, || {
+        let received = retry(asked, || {
             self.receives += 1;
             receive()
         })?;
@@ -455,6 +459,7 @@ impl TcpStats {
     }
 }
 
+/// The error number of an error of the operating system.
 fn errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
@@ -471,8 +476,8 @@ const NOT_TLS: &str = "the target has no TLS key for any host, or no NVMe/TCP ta
 /// The length of the scratch buffer of [`Link::poll`].
 pub(super) const SCRATCH_LEN: usize = dlfs_nvme::tcp::host::SCRATCH_LEN;
 
-/// The most ciphertext of one receive: small enough to stay in the second-level cache.
-const MEMORY_LEN: usize = 8 * RECORD_LEN_BYTES;
+/// The most ciphertext of one receive, in bytes: few enough to stay in the second-level cache.
+const CIPHERTEXT_LEN: usize = 8 * RECORD_LEN_BYTES;
 
-/// The most plaintext that is encrypted before it is sent.
+/// The most plaintext, in bytes, that is encrypted before it is sent.
 const SEAL_BYTES: usize = 4 * RECORD_LEN_BYTES;

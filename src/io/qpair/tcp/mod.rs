@@ -5,7 +5,7 @@
 //! which the keeper thread owns, and an I/O queue for each [`PairScope`], which the thread that uses the scope
 //! polls. When a connection of a session fails, the whole session is replaced, on another path first if there
 //! is one. Each queue pair then joins the new session and issues its reads again. With several paths, a session on
-//! a second path is live beforehand. Only the sockets are here; `session` and `remote` have the rest.
+//! a second path is live already. This module has the sockets; `session` and `remote` have the rest.
 //!
 //! This module has no policy about data: a read with a wrong digest or too few bytes ends with that error, and
 //! the reader decides.
@@ -16,12 +16,14 @@
 //! - After a fork, the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Every wait has a limit.
 //!
-//! Queries of a controller need no I/O queue: the subsystems that a target offers, and Identify data.
-//!
 //! Read `queue.rs` first, then this file.
 
 mod link;
+mod queries;
 mod queue;
+mod terms;
+
+pub use queries::{ana_state, discover, identify};
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,25 +32,22 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
 
-use super::remote::{self, Admin as _, Keepers, Remote, Selection, Transport};
+use super::remote::{self, Keepers, Remote, Selection, Transport};
 use super::session::{
-    AdminEvent, Controller, Failure, Goal, HostIdentity, Identified, JoinInfo, PathStats, Portal,
+    AdminEvent, Controller, Failure, HostIdentity, Identified, JoinInfo, PathStats, Portal,
     SessionStats, Terms,
 };
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::address::{Address, TcpAddress};
-use crate::tls::keyring::{self, KeyringError};
-use crate::tls::{self, TlsError};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::registry::Registration;
 use dlfs_base::units::{Nsid, deadline};
-use dlfs_nvme::auth::{IdentityVersion, TlsPsk};
+use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::nvme::Nqn;
-use dlfs_nvme::nvme::fabrics::DiscoveryRecord;
-use dlfs_nvme::tcp::Digests;
-use link::{Link, SCRATCH_LEN};
-use queue::{TcpQueuePair, sleep};
+use link::Link;
+use queue::TcpQueuePair;
+use terms::{check_tls, keyring_psk, portal_terms};
 
 /// The transport NVMe/TCP, by this library's own host.
 struct Tcp;
@@ -83,133 +82,21 @@ impl remote::Portal for Portal {
     }
 }
 
-/// The parameters of a connection to a portal.
-fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
-    let Portal { address, psk, .. } = portal;
-    let goal = goal(remote, portal);
-    terms_of(&remote.options, remote.host.clone(), &address.subnqn, psk.clone(), goal)
-}
-
-/// The parameters of a connection to a subsystem; `kept` is its TLS PSK from the kernel's keyring.
-fn terms_of(
-    options: &ConnectOptions,
-    host: HostIdentity,
-    subnqn: &Nqn,
-    kept: Option<TlsPsk>,
-    goal: Goal,
-) -> Terms {
-    let (psk, psk_v0) = match kept {
-        Some(psk) => (Some(psk), None),
-        None => psks(options, &host.nqn, subnqn),
-    };
-    // TLS already detects every change, so only required digests are requested.
-    let prefers = options.prefer_digests && psk.is_none() && !options.concat;
-    Terms {
-        subnqn: subnqn.clone(),
-        goal,
-        host,
-        digests: Digests {
-            header: options.hdr_digest || prefers,
-            data: options.data_digest || prefers,
-        },
-        required: Digests { header: options.hdr_digest, data: options.data_digest },
-        psk,
-        psk_v0,
-        nr_io_queues: options.nr_io_queues,
-        keep_alive_tmo: options.keep_alive_tmo,
-        tcp_timeout: options.tcp_connect_timeout,
-        io_timeout: io_timeout(options),
-        least_progress_bytes: options.least_progress_bytes,
-    }
-}
-
-/// The longest time without progress. A silent path whose work another path could take is given up after 1.1
-/// Keep Alive Timeouts, so that its reads end elsewhere within 1.2.
-fn io_timeout(options: &ConnectOptions) -> Duration {
-    if options.paths.is_empty() || options.keep_alive_tmo.is_zero() {
-        return options.io_timeout;
-    }
-    options.io_timeout.min(options.keep_alive_tmo.mul_f64(1.1))
-}
-
-/// The host's TLS PSK for a subsystem, with an identity of version 1 and of version 0.
-fn psks(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> (Option<TlsPsk>, Option<TlsPsk>) {
-    let of = |version| {
-        options.tls_key.as_ref()?.tls_psk(version, options.tls_derivation, hostnqn, subnqn)
-    };
-    (of(IdentityVersion::V1), of(IdentityVersion::V0))
-}
-
-/// The TLS PSK for this host and subsystem from the kernel's keyring, if the options name a keyring.
-fn keyring_psk(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> Result<Option<TlsPsk>> {
-    let Some(keyring) = &options.tls_keyring else { return Ok(None) };
-    keyring::find(keyring, hostnqn, subnqn).map(Some).map_err(|error| {
-        let kind = match error {
-            KeyringError::NoKeyring(_) | KeyringError::NoKey { .. } => ErrorKind::NotFound,
-            KeyringError::Unreadable { .. } => ErrorKind::Refused,
-        };
-        Error::new(kind, error.to_string()).hint(KEYRING)
-    })
-}
-
-/// The hint when the kernel's keyring has no key.
-const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
-    is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
-
-/// Refuses contradictory TLS options, and TLS without OpenSSL, before anything is sent.
-fn check_tls(options: &ConnectOptions) -> Result<()> {
-    let refuse = |message: &'static str| Err(invalid(message));
-    if options.concat && options.dhchap_secret.is_none() {
-        return refuse("concat needs dhchap_secret: the authentication generates the key of TLS");
-    }
-    if options.concat && options.tls_key.is_some() {
-        return refuse("give concat or tls_key: either generates the key of TLS or names it");
-    }
-    if options.tls_keyring.is_some() && (options.concat || options.tls_key.is_some()) {
-        return refuse(
-            "give tls_keyring, tls_key or concat: each says alone where the key of TLS comes from",
-        );
-    }
-    let is_plain = options.tls_key.is_none() && options.tls_keyring.is_none() && !options.concat;
-    if is_plain {
-        return Ok(());
-    }
-    let unsupported = |error: TlsError| Error::new(ErrorKind::Unsupported, error.to_string());
-    tls::load().map_err(|error| unsupported(error).hint(tls::HOW_TO_INSTALL))
-}
-
-/// The namespaces that a controller at `portal` must identify.
-fn goal(remote: &Remote<Tcp>, portal: &Portal) -> Goal {
-    let one = || match portal.address.nsid {
-        Some(nsid) => Goal::Namespaces([nsid].into()),
-        None => Goal::FirstNamespace,
-    };
-    match (&remote.selection, remote.identity()) {
-        (Selection::These(nsids), _) => Goal::Namespaces(Arc::clone(nsids)),
-        (Selection::OfPath, _) => one(),
-        (Selection::All, None) if portal.address.nsid.is_none() => Goal::AllNamespaces,
-        // The namespaces of the first session; namespaces that were added later are not used.
-        (Selection::All, Some(seen)) if seen.len() > 1 => {
-            Goal::Namespaces(seen.iter().map(|attached| attached.nsid).collect())
-        }
-        (Selection::All, _) => one(),
-    }
-}
-
 /// A namespace of an NVMe/TCP target.
 ///
 /// The namespace and its queue pairs stay usable when the engine reconnects, and in a child process after a
 /// fork, where they connect again at first use.
 pub struct TcpNamespace {
     remote: Arc<Remote<Tcp>>,
-    /// Its index among the namespaces of the controller.
+    /// The index among the namespaces of the controller.
     ns_index: usize,
     _metered: Arc<Registration>,
 }
 
-/// Counters of the namespaces of a controller, and the name of their subsystem.
+/// Reports the counters of a controller's namespaces as metrics.
 struct Meter {
     remote: Arc<Remote<Tcp>>,
+    /// The label of the metrics.
     subsystem: Nqn,
 }
 
@@ -364,8 +251,7 @@ impl Device for TcpNamespace {
 
     /// Waits until the queue is connected, for at most the connect timeout.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let of = (self.ns_index, self.namespace());
-        let pair = TcpQueuePair::connect(&self.remote, of, scope)?;
+        let pair = TcpQueuePair::connect(&self.remote, self.ns_index, self.namespace(), scope)?;
         Ok(Box::new(pair))
     }
 
@@ -407,36 +293,7 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     })
 }
 
-/// The socket addresses of a transport address: one, unless it is a host name.
-pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
-    if let Ok(ip) = traddr.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, trsvcid)]);
-    }
-    // The system's resolver has no time limit, so a thread runs it and may outlive this call.
-    let (sender, receiver) = mpsc::channel();
-    let name = traddr.to_owned();
-    std::thread::Builder::new()
-        .name("dlfs-resolve".into())
-        .spawn(move || {
-            // The receiver is gone once the limit has passed.
-            let _ = sender.send((name.as_str(), trsvcid).to_socket_addrs().map(Vec::from_iter));
-        })
-        .map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;
-    let failed = |kind| Error::new(kind, format!("cannot resolve the host name '{traddr}'"));
-    match receiver.recv_timeout(limit) {
-        Ok(Ok(mut sockets)) if !sockets.is_empty() => {
-            sockets.dedup();
-            sockets.truncate(MAX_SOCKETS_PER_NAME);
-            Ok(sockets)
-        }
-        Ok(Ok(_)) => Err(failed(ErrorKind::NotFound)),
-        Ok(Err(error)) => Err(failed(ErrorKind::NotFound).source(error)),
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(failed(ErrorKind::TimedOut)),
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed(ErrorKind::Internal)),
-    }
-}
-
-/// One admin queue.
+/// The admin queue of a controller, with its socket.
 struct Admin {
     /// Dropped, and so closed, before the controller's buffers are freed.
     link: Link,
@@ -446,18 +303,18 @@ struct Admin {
 
 impl remote::Admin<Tcp> for Admin {
     fn start(now: Instant, remote: &Remote<Tcp>, portal: &Portal) -> Result<Admin, Failure> {
-        Admin::connect(now, portal.socket, terms(remote, portal))
+        Admin::connect(now, portal.socket, portal_terms(remote, portal))
     }
 
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         let Admin { link, controller, .. } = self;
-        let moved = link.poll(now, &mut controller.channel, scratch, false);
+        let transferred = link.poll(now, &mut controller.channel, scratch, false);
         if link.refuses_identity
             && let Some(psk) = controller.terms.psk_v0.take()
         {
             return self.connect_again(now, psk);
         }
-        let turn = controller.advance(now, moved)?;
+        let turn = controller.advance(now, transferred)?;
         if let Some(psk) = controller.generated.take() {
             return self.connect_again(now, psk);
         }
@@ -494,7 +351,7 @@ impl Admin {
         Ok(Admin { link, controller: Controller::new(now, terms), address })
     }
 
-    /// Replaces the connection by one with this TLS PSK, which is not replaced again.
+    /// Replaces the connection by one with this TLS PSK.
     fn connect_again(&mut self, now: Instant, psk: TlsPsk) -> Result<AdminEvent, Failure> {
         let terms = Terms { psk: Some(psk), psk_v0: None, ..self.controller.terms.clone() };
         *self = Admin::connect(now, self.address, terms)?;
@@ -502,97 +359,32 @@ impl Admin {
     }
 }
 
-/// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself
-/// answers).
-///
-/// Blocks for at most `options.connect_timeout`. The strings in the records come from the target: check them.
-///
-/// # Errors
-/// `Refused`, `TimedOut`, `NotFound`, `Disconnected`: as for connecting to a namespace. `Corrupt`: the log is
-/// malformed. `Busy`: the log kept changing.
-pub fn discover(
-    traddr: &str,
-    trsvcid: u16,
-    options: &ConnectOptions,
-) -> Result<Vec<DiscoveryRecord>> {
-    let admin = reach(traddr, trsvcid, Nqn::discovery(), Goal::Discovery, options)?;
-    Ok(admin.controller.records)
-}
-
-/// Reads the Identify data of the controller and of all active namespaces of a subsystem, 4,096 bytes each, by
-/// NSID. The controller's data come first, with NSID 0. Connects an admin queue only.
-///
-/// Blocks for at most `options.connect_timeout`. The strings in the data come from the target: check them.
-///
-/// # Errors
-/// As for connecting to a namespace; `NotFound` also: the subsystem has no namespace.
-pub fn identify(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
-    let TcpAddress { traddr, trsvcid, subnqn, .. } = address;
-    let admin = reach(traddr, *trsvcid, subnqn.clone(), Goal::Pages, options)?;
-    let mut pages = admin.controller.pages;
-    pages.sort_by_key(|(nsid, _)| *nsid);
-    Ok(pages)
-}
-
-/// Reads the worst ANA state of the namespaces of a subsystem on one path, as [`identify`] connects; `None`: the
-/// controller reports no ANA states.
-///
-/// # Errors
-/// As [`identify`].
-pub fn ana_state(address: &TcpAddress, options: &ConnectOptions) -> Result<Option<&'static str>> {
-    let TcpAddress { traddr, trsvcid, subnqn, .. } = address;
-    let admin = reach(traddr, *trsvcid, subnqn.clone(), Goal::Pages, options)?;
-    Ok(admin.controller.ana)
-}
-
-/// Connects an admin queue to the first address that answers, and reaches `goal`.
-fn reach(
-    traddr: &str,
-    trsvcid: u16,
-    subnqn: Nqn,
-    goal: Goal,
-    options: &ConnectOptions,
-) -> Result<Admin> {
-    let deadline = deadline(Instant::now(), options.connect_timeout);
-    let name = format!("{traddr}:{trsvcid}");
-    check_tls(options).map_err(|error| error.target(name.clone()))?;
-    let sockets = resolve(traddr, trsvcid, options.connect_timeout)
-        .map_err(|error| error.target(name.clone()))?;
-    let mut failure = None;
-    for address in sockets {
-        let host = HostIdentity::new(options);
-        let kept =
-            keyring_psk(options, &host.nqn, &subnqn).map_err(|error| error.target(name.clone()))?;
-        let terms = terms_of(options, host, &subnqn, kept, goal.clone());
-        let terms = Terms {
-            digests: terms.required,
-            nr_io_queues: 0,
-            keep_alive_tmo: Duration::ZERO,
-            least_progress_bytes: 0,
-            ..terms
-        };
-        match reach_at(address, terms, deadline) {
-            Ok(admin) => return Ok(admin),
-            Err(error) => failure = failure.or(Some(error)),
-        }
+/// The socket addresses of a transport address: one, unless it is a host name.
+pub(super) fn resolve(traddr: &str, trsvcid: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
+    if let Ok(ip) = traddr.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, trsvcid)]);
     }
-    Err(failure.expect("a name stands for at least one address").to_error(&name))
-}
-
-fn reach_at(address: SocketAddr, terms: Terms, deadline: Instant) -> Result<Admin, Failure> {
-    let mut scratch = vec![0; SCRATCH_LEN];
-    let mut admin = Admin::connect(Instant::now(), address, terms)?;
-    loop {
-        let now = Instant::now();
-        if admin.poll(now, &mut scratch)? == AdminEvent::Ready {
-            return Ok(admin);
+    // The system's resolver has no time limit, so a thread runs it and may outlive this call.
+    let (sender, receiver) = mpsc::channel();
+    let name = traddr.to_owned();
+    std::thread::Builder::new()
+        .name("dlfs-resolve".into())
+        .spawn(move || {
+            // The receiver is gone once the limit has passed.
+            let _ = sender.send((name.as_str(), trsvcid).to_socket_addrs().map(Vec::from_iter));
+        })
+        .map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;
+    let failed = |kind| Error::new(kind, format!("cannot resolve the host name '{traddr}'"));
+    match receiver.recv_timeout(limit) {
+        Ok(Ok(mut sockets)) if !sockets.is_empty() => {
+            sockets.dedup();
+            sockets.truncate(MAX_SOCKETS_PER_NAME);
+            Ok(sockets)
         }
-        if now >= deadline {
-            let message = "no answer within its time";
-            return Err(Failure::new(ErrorKind::TimedOut, message).at(admin.stage()));
-        }
-        let until = admin.poll_timeout().unwrap_or(deadline).min(deadline);
-        sleep(admin.wait(), until.saturating_duration_since(now));
+        Ok(Ok(_)) => Err(failed(ErrorKind::NotFound)),
+        Ok(Err(error)) => Err(failed(ErrorKind::NotFound).source(error)),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(failed(ErrorKind::TimedOut)),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed(ErrorKind::Internal)),
     }
 }
 

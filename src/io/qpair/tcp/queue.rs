@@ -1,12 +1,12 @@
-//! A queue pair over TCP, and the I/O queue with its socket that the queue pairs of one poller share.
+//! A queue pair over TCP, and the I/O queue with its sockets that the queue pairs of one [`PairScope`] share.
 //!
-//! Each of these queue pairs is a *handle*: it submits for one namespace of the controller and receives its own
-//! completions. The handle that is polled transfers the bytes of all handles. It stores the completions of
-//! other handles, and marks these handles. One handle, the *leader*, registers the socket and its timeouts with
+//! Each of these queue pairs is a *handle*: it submits for one namespace of the controller and receives the completions
+//! of its I/Os. The handle that is polled transfers the bytes of all handles. It stores the completions of
+//! other handles, and marks these handles. One handle, the *leader*, registers the sockets and the timeouts with
 //! its poller; when the leader is dropped, another handle takes over. A handle with another poller polls the
-//! socket itself, at least once in `LOOK_INTERVAL`.
+//! sockets itself, at least once in `POLL_INTERVAL`.
 //!
-//! A child process continues with a queue of its own. If no thread was using the parent's queue at the fork,
+//! A child process continues with another queue. If no thread was using the parent's queue at the fork,
 //! the child takes over the I/Os that handles have submitted. Otherwise the state of the parent's queue is
 //! unknown: the child's queue begins empty, each handle is added to it again, and the handle's outstanding
 //! I/Os fail.
@@ -21,6 +21,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, Timespec};
 
 use super::link::{Link, SCRATCH_LEN};
+use super::terms::portal_terms;
 use super::{Counters, Tcp};
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
@@ -33,37 +34,39 @@ use dlfs_base::units::{Lba, deadline};
 
 /// A queue pair on a remote namespace.
 pub(super) struct TcpQueuePair {
-    connection: Arc<Connection>,
-    member: Member,
+    connection: Arc<SharedConnection>,
+    member: Membership,
 }
 
 /// A queue pair's membership in its connection.
-struct Member {
-    /// The number of the core that it was added to, see [`Core::number`].
+struct Membership {
+    /// The [`Core::number`] of the core that the queue pair was added to.
     core: u64,
-    /// Its number among the core's handles.
+    /// The queue pair's number among the core's handles.
     handle: usize,
-    /// The index of its namespace in a session.
+    /// The index of the namespace in a session.
     ns_index: usize,
     /// The namespace as of the last session that this handle has noticed.
     namespace: Namespace,
+    /// The number of sessions that the queue had joined then.
     num_joins: u64,
     fence: Option<Arc<Fence>>,
     outstanding: Outstanding,
 }
 
 impl TcpQueuePair {
-    /// Opens a queue pair on the namespace at index `ns_index` and waits until it has joined a session.
+    /// Opens a queue pair on `namespace`, which has the index `ns_index`, and waits until it has joined a session.
     pub(super) fn connect(
         remote: &Arc<Remote<Tcp>>,
-        (ns_index, namespace): (usize, Namespace),
+        ns_index: usize,
+        namespace: Namespace,
         scope: &PairScope,
     ) -> Result<TcpQueuePair> {
-        let open = || Connection::open(Arc::clone(remote));
+        let open = || SharedConnection::open(Arc::clone(remote));
         let connection = scope.get_or_open(remote, open)?;
         connection.wait_joined()?;
         let mut core = connection.core();
-        let member = Member {
+        let member = Membership {
             core: core.number,
             handle: core.add_member(ns_index, namespace.clone()),
             ns_index,
@@ -76,19 +79,19 @@ impl TcpQueuePair {
         Ok(TcpQueuePair { connection, member })
     }
 
-    /// The connection in this process, and this queue pair's membership in it.
-    fn enter(&mut self) -> (MutexGuard<'_, Core>, &mut Member) {
+    /// The core of this process, locked, and this queue pair's membership in it.
+    fn enter(&mut self) -> (MutexGuard<'_, Core>, &mut Membership) {
         let mut core = self.connection.core();
         if core.number != self.member.core {
-            self.member.begin_anew(&mut core);
+            self.member.join_new_core(&mut core);
         }
         (core, &mut self.member)
     }
 }
 
-impl Member {
+impl Membership {
     /// Joins the new core of a child process. That core does not know this queue pair yet.
-    fn begin_anew(&mut self, core: &mut Core) {
+    fn join_new_core(&mut self, core: &mut Core) {
         self.core = core.number;
         self.handle = core.add_member(self.ns_index, self.namespace.clone());
         self.num_joins = 0;
@@ -182,7 +185,7 @@ impl Drop for TcpQueuePair {
 }
 
 /// An I/O queue that handles share. Its lock is never contended while one thread polls all handles.
-struct Connection {
+struct SharedConnection {
     /// The controller's remote, as the namespaces hold it.
     remote: Arc<Remote<Tcp>>,
     core: Forked<Mutex<Core>>,
@@ -190,17 +193,18 @@ struct Connection {
 
 /// The state behind the lock.
 struct Core {
-    /// Distinguishes it from the core that replaces it in a child process.
+    /// Distinguishes this core from the one that replaces it in a child process.
     number: u64,
     /// The controller's remote in this process.
     remote: Arc<Remote<Tcp>>,
     /// The remote that the namespaces hold: a further child process begins with it.
-    known_as: Arc<Remote<Tcp>>,
+    original_remote: Arc<Remote<Tcp>>,
     /// The sockets of the queue's lanes, which are closed before a buffer of the queue is returned.
-    sockets: [QueueSocket; NUM_SLOTS],
+    sockets: QueueSockets,
     queue: IoQueue,
     /// The handles, by their member numbers in the queue.
-    handles: Vec<Option<Handle>>,
+    handles: Vec<Option<CoreHandle>>,
+    /// The number of the leader; `None` only while there are no handles.
     leader: Option<usize>,
     /// Set once a handle has submitted since the last send.
     has_unsent: bool,
@@ -208,21 +212,22 @@ struct Core {
     last_turn: Option<(Instant, usize)>,
 }
 
+/// A handle, as the other handles see it.
 #[derive(Default)]
-struct Handle {
+struct CoreHandle {
     /// Completions that another handle received.
     found: VecDeque<Completion>,
-    /// The registry of its poller.
+    /// The registry of the handle's poller.
     registry: Option<Registry>,
 }
 
-impl Connection {
+impl SharedConnection {
     /// Opens a connection and waits until it has joined a session.
-    fn open(remote: Arc<Remote<Tcp>>) -> Result<Arc<Connection>> {
-        let here = remote.for_this_process()?;
-        here.add_pair()?;
-        let limit = deadline(Instant::now(), here.options.connect_timeout);
-        let mut core = Core::new(here, &remote);
+    fn open(original: Arc<Remote<Tcp>>) -> Result<Arc<SharedConnection>> {
+        let remote = original.for_this_process()?;
+        remote.add_pair()?;
+        let limit = deadline(Instant::now(), remote.options.connect_timeout);
+        let mut core = Core::new(remote, &original);
         let joined = loop {
             match core.join_on(limit) {
                 Ok(Some(left)) => sleep(core.waits(), left),
@@ -232,7 +237,7 @@ impl Connection {
         };
         let core = Forked::new(Mutex::new(core));
         // Created also after a failure, because dropping the connection releases its resources.
-        let connection = Connection { remote, core };
+        let connection = SharedConnection { remote: original, core };
         joined.map(|()| Arc::new(connection))
     }
 
@@ -266,7 +271,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for SharedConnection {
     fn drop(&mut self) {
         let Some(core) = self.core.get_mut() else { return };
         let core = core.get_mut();
@@ -278,21 +283,22 @@ impl Drop for Connection {
 }
 
 impl Core {
-    fn new(remote: Arc<Remote<Tcp>>, known_as: &Arc<Remote<Tcp>>) -> Core {
-        let terms = super::terms(&remote, &remote.portals[0]);
+    /// Creates a core for `remote`, with which this process replaces or continues `original`.
+    fn new(remote: Arc<Remote<Tcp>>, original: &Arc<Remote<Tcp>>) -> Core {
+        let terms = portal_terms(&remote, &remote.portals[0]);
         let queue = IoQueue::new(Instant::now(), terms, remote.options.ctrl_loss_tmo);
         Core {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             remote,
-            known_as: Arc::clone(known_as),
-            sockets: [(); NUM_SLOTS].map(|()| QueueSocket {
-                link: None,
+            original_remote: Arc::clone(original),
+            sockets: QueueSockets {
+                links: Default::default(),
                 registry: None,
                 told: None,
                 scratch: Vec::new(),
-                counters: Arc::clone(&known_as.counters),
-                must_look: false,
-            }),
+                counters: Arc::clone(&original.counters),
+                must_read: false,
+            },
             queue,
             handles: Vec::new(),
             leader: None,
@@ -317,10 +323,8 @@ impl Core {
 
     /// The descriptors to sleep on while no poller polls the connection.
     fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let sockets = self.sockets.iter().enumerate();
-        sockets.filter_map(|(lane, socket)| {
-            Some(socket.link.as_ref()?.wait(self.queue.wants_writable(lane)))
-        })
+        let links = self.sockets.links.iter().enumerate();
+        links.filter_map(|(lane, link)| Some(link.as_ref()?.wait(self.queue.wants_writable(lane))))
     }
 
     /// Adds a handle for the namespace at index `ns_index`; returns its number.
@@ -329,9 +333,9 @@ impl Core {
         if self.handles.len() <= number {
             self.handles.resize_with(number + 1, || None);
         }
-        self.handles[number] = Some(Handle::default());
+        self.handles[number] = Some(CoreHandle::default());
         if self.leader.is_none() {
-            self.lead(Some(number));
+            self.set_leader(Some(number));
         }
         number
     }
@@ -340,52 +344,48 @@ impl Core {
         self.queue.remove_member(handle, &self.remote, &mut self.sockets);
         self.handles[handle] = None;
         if self.leader == Some(handle) {
-            let joined = |(_, handle): &(usize, &Option<Handle>)| {
+            let has_poller = |handle: &Option<CoreHandle>| {
                 handle.as_ref().is_some_and(|handle| handle.registry.is_some())
             };
-            let joined = self.handles.iter().enumerate().find(joined);
-            let next = joined.map(|(number, _)| number);
+            let next = self.handles.iter().position(has_poller);
             let next = next.or_else(|| self.handles.iter().position(Option::is_some));
-            self.lead(next);
+            self.set_leader(next);
         }
         self.tell_leader(handle);
     }
 
-    /// Makes this handle the leader: its poller watches the socket and the timeouts.
-    fn lead(&mut self, handle: Option<usize>) {
-        let registry = handle.and_then(|handle| self.handles[handle].as_ref()?.registry.clone());
+    /// Makes this handle the leader: its poller watches the sockets and the timeouts.
+    fn set_leader(&mut self, handle: Option<usize>) {
         self.leader = handle;
-        for (lane, socket) in self.sockets.iter_mut().enumerate() {
-            let writable = self.queue.wants_writable(lane);
-            (socket.registry, socket.told) = (registry.clone(), None);
-            if let Some(link) = &mut socket.link {
-                match &socket.registry {
-                    Some(registry) => link.register(registry, writable),
-                    None => link.deregister(),
+        self.sockets.registry =
+            handle.and_then(|handle| self.handles[handle].as_ref()?.registry.clone());
+        self.sockets.told = None;
+        for (lane, link) in self.sockets.links.iter_mut().enumerate() {
+            match (link, &self.sockets.registry) {
+                (Some(link), Some(registry)) => {
+                    link.register(registry, self.queue.wants_writable(lane));
                 }
+                (Some(link), None) => link.deregister(),
+                (None, _) => {}
             }
         }
     }
 
-    /// The registry of the leader's poller.
-    fn registry(&self) -> Option<&Registry> {
-        self.sockets[0].registry.as_ref()
-    }
-
     /// Sets the registry of a handle's poller.
     fn register(&mut self, handle: usize, registry: &Registry) {
-        let leads = self.leader.is_none_or(|leader| leader == handle) || self.registry().is_none();
-        let of = self.handle(handle);
-        of.registry = Some(registry.clone());
-        if !of.found.is_empty() {
+        let leads =
+            self.leader.is_none_or(|leader| leader == handle) || self.sockets.registry.is_none();
+        let state = self.handle(handle);
+        state.registry = Some(registry.clone());
+        if !state.found.is_empty() {
             registry.mark();
         }
         if leads {
-            self.lead(Some(handle));
+            self.set_leader(Some(handle));
         }
     }
 
-    fn handle(&mut self, handle: usize) -> &mut Handle {
+    fn handle(&mut self, handle: usize) -> &mut CoreHandle {
         self.handles[handle].as_mut().expect("there until it is dropped")
     }
 
@@ -418,7 +418,7 @@ impl Core {
     ) -> usize {
         self.start(handle);
         // Another handle with the same poller may have run the turn for it at this time.
-        if self.last_turn.is_none_or(|(at, whose)| at != now || whose == handle) {
+        if self.last_turn.is_none_or(|(at, by)| at != now || by == handle) {
             self.turn(now, self.is_elsewhere(handle));
             self.last_turn = Some((now, handle));
         }
@@ -445,25 +445,24 @@ impl Core {
     /// The time at which a handle's poller must poll it, even if no descriptor becomes ready.
     fn next_timeout(&mut self, handle: usize) -> Option<Instant> {
         if self.leader == Some(handle) {
-            let until = self.queue.poll_timeout();
-            self.sockets.iter_mut().for_each(|socket| socket.told = until);
-            return until;
+            self.sockets.told = self.queue.poll_timeout();
+            return self.sockets.told;
         }
         let (last_turn, _) = self.last_turn?;
         if !self.handle(handle).found.is_empty() {
             return Some(last_turn);
         }
-        self.is_elsewhere(handle).then(|| last_turn + LOOK_INTERVAL)
+        self.is_elsewhere(handle).then(|| last_turn + POLL_INTERVAL)
     }
 
-    /// Returns whether the handle's poller is not the leader's: then that poller does not learn when the
-    /// socket is ready, and the handle polls the socket itself.
+    /// Returns whether the handle's poller is not the leader's: then that poller does not learn when a socket is ready,
+    /// and the handle polls the sockets itself.
     fn is_elsewhere(&self, handle: usize) -> bool {
         if self.leader.is_none_or(|leader| leader == handle) {
             return false;
         }
-        let own = self.handles[handle].as_ref().and_then(|own| own.registry.as_ref());
-        match (self.registry(), own) {
+        let registry = self.handles[handle].as_ref().and_then(|state| state.registry.as_ref());
+        match (&self.sockets.registry, registry) {
             (Some(one), Some(other)) => !one.is_of_poller_of(other),
             (None, None) => false,
             _ => true,
@@ -475,12 +474,8 @@ impl Core {
         if self.leader.is_none_or(|leader| leader == handle) {
             return;
         }
-        let until = self.queue.poll_timeout();
-        let is_earlier = |socket: &QueueSocket| {
-            until.is_some_and(|until| socket.told.is_none_or(|told| until < told))
-        };
-        if self.sockets.iter().any(is_earlier)
-            && let Some(registry) = self.registry()
+        if let (Some(until), Some(registry)) = (self.queue.poll_timeout(), &self.sockets.registry)
+            && self.sockets.told.is_none_or(|told| until < told)
         {
             registry.mark();
         }
@@ -492,23 +487,20 @@ impl Core {
         (before != *num_joins).then(|| self.queue.namespace(handle))
     }
 
-    /// Runs a turn without returning completions. `must_look`: no event reports that the socket is ready.
-    fn turn(&mut self, now: Instant, must_look: bool) {
+    /// Runs a turn without returning completions. `must_read`: no event reports that a socket is ready.
+    fn turn(&mut self, now: Instant, must_read: bool) {
         if !self.notice_fork(now) {
             return;
         }
-        let Core { queue, remote, sockets, .. } = self;
-        sockets.iter_mut().for_each(|socket| socket.must_look = must_look);
-        queue.turn(now, remote, sockets);
+        self.sockets.must_read = must_read;
+        self.queue.turn(now, &self.remote, &mut self.sockets);
         self.expect();
     }
 
-    /// Tells the socket whether an answer of the target is expected.
+    /// Tells the sockets whether an answer of the target is expected.
     fn expect(&mut self) {
         let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
-        for link in self.sockets.iter_mut().filter_map(|socket| socket.link.as_mut()) {
-            link.expect(is_expecting);
-        }
+        self.sockets.links.iter_mut().flatten().for_each(|link| link.expect(is_expecting));
     }
 
     /// In a child process the connection and its shared state belong to the parent: the child sends nothing
@@ -520,7 +512,7 @@ impl Core {
         }
         self.queue.leave("the process has forked", &self.remote, &mut self.sockets);
         self.queue.backlog.down_since = Some(now);
-        match self.known_as.for_this_process() {
+        match self.original_remote.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;
                 // If the target grants too few queues, it refuses this one later.
@@ -535,30 +527,31 @@ impl Core {
     }
 }
 
-/// The socket of a lane of an I/O queue, while there is one.
-struct QueueSocket {
-    link: Option<Link>,
+/// The sockets of an I/O queue.
+struct QueueSockets {
+    /// The socket of each lane that has one.
+    links: [Option<Link>; NUM_SLOTS],
     /// The registry of the leader's poller.
     registry: Option<Registry>,
-    /// The timeout that the leader last told its poller.
+    /// The timeout that the leader last told its poller. `None`: none, or it may have changed since.
     told: Option<Instant>,
+    /// Memory for [`Link::poll`], allocated with the first socket.
     scratch: Vec<u8>,
     counters: Arc<Counters>,
-    /// True if no event reports that the socket is ready.
-    must_look: bool,
+    /// True if no event reports that a socket is ready.
+    must_read: bool,
 }
 
-impl Carrier for [QueueSocket; NUM_SLOTS] {
+impl Carrier for QueueSockets {
     fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure> {
-        let socket = &mut self[lane];
-        if socket.scratch.is_empty() {
-            socket.scratch = vec![0; SCRATCH_LEN];
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; SCRATCH_LEN];
         }
-        let link = socket.link.insert(Link::start(address)?);
-        if let Some(registry) = &socket.registry {
+        let link = self.links[lane].insert(Link::start(address)?);
+        if let Some(registry) = &self.registry {
             link.register(registry, true); // it is writable once it is connected
         }
-        socket.told = None;
+        self.told = None;
         Ok(())
     }
 
@@ -568,11 +561,10 @@ impl Carrier for [QueueSocket; NUM_SLOTS] {
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure> {
-        let QueueSocket { link, scratch, counters, must_look, .. } = &mut self[lane];
-        let Some(link) = link else { return Ok(()) };
-        let moved = link.poll(now, channel, scratch, *must_look);
-        counters.add(link.take_receives());
-        moved
+        let Some(link) = &mut self.links[lane] else { return Ok(()) };
+        let transferred = link.poll(now, channel, &mut self.scratch, self.must_read);
+        self.counters.add(link.take_receives());
+        transferred
     }
 
     fn send(
@@ -581,16 +573,17 @@ impl Carrier for [QueueSocket; NUM_SLOTS] {
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure> {
-        self[lane].link.as_mut().map_or(Ok(()), |link| link.send(now, channel))
+        self.links[lane].as_mut().map_or(Ok(()), |link| link.send(now, channel))
     }
 
     fn close(&mut self, lane: usize, owes_data: bool) {
-        if let Some(link) = self[lane].link.take() {
+        if let Some(link) = self.links[lane].take() {
             link.close(owes_data);
         }
     }
 }
 
+/// Sleeps until one of the descriptors is ready, for at most `limit`; may return early.
 pub(super) fn sleep<'a>(waits: impl IntoIterator<Item = PollFd<'a>>, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
     let mut fds: Vec<PollFd<'_>> = waits.into_iter().collect();
@@ -600,8 +593,8 @@ pub(super) fn sleep<'a>(waits: impl IntoIterator<Item = PollFd<'a>>, limit: Dura
 /// The number of the next [`Core`].
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// The polling interval of a handle whose poller gets no events of the socket.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// The polling interval of a handle whose poller gets no events of the sockets.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The polling interval of a new handle on a connection that has lost its session.
 const REJOIN_NAP: Duration = Duration::from_millis(1);
