@@ -1,6 +1,7 @@
-//! The keeper with controllers that panic, hang and fail, and the identity of this host.
+//! The keeper with controllers that panic, hang and fail.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::*;
 use crate::qpair::ConnectOptions;
@@ -160,40 +161,4 @@ fn a_controller_that_panics_the_keeper_is_given_up_and_the_others_continue() {
         assert!(failure.message.starts_with("the thread dlfs-keeper panicked: "), "{failure}");
     }
     open(How::Works).1.unwrap();
-}
-
-#[test]
-fn the_identifier_of_a_customary_name_is_its_uuid() {
-    let uuid = std::array::from_fn(|i| i as u8 * 0x11);
-    assert_eq!(id_of_nqn(&Nqn::host_of_uuid(uuid)), uuid);
-}
-
-#[test]
-fn one_name_has_one_identifier_and_another_name_another() {
-    let options = |nqn: &str| ConnectOptions {
-        hostnqn: Some(Nqn::new(nqn).unwrap()),
-        ..ConnectOptions::default()
-    };
-    let a = options("nqn.2026-11.io.example:a");
-    let b = options("nqn.2026-11.io.example:b");
-    assert_eq!(HostIdentity::new(&a).id, HostIdentity::new(&a).id);
-    assert_ne!(HostIdentity::new(&a).id, HostIdentity::new(&b).id);
-    let given = ConnectOptions { hostid: Some([7; 16]), ..a };
-    assert_eq!(HostIdentity::new(&given).id, [7; 16]);
-}
-
-#[test]
-fn without_options_the_host_has_the_same_name_each_time() {
-    let a = ConnectOptions::default();
-    let b = ConnectOptions::default();
-    assert_eq!(HostIdentity::new(&a).nqn, HostIdentity::new(&b).nqn);
-    assert_ne!(HostIdentity::new(&a).id, [0; 16]);
-}
-
-#[test]
-fn only_thirty_two_digits_are_a_uuid() {
-    assert!(parse_uuid("00112233-4455-6677-8899-aabbccddeeff\n").is_some());
-    for text in ["", "0011", "00112233-4455-6677-8899-aabbccddeefg", "0".repeat(33).as_str()] {
-        assert_eq!(parse_uuid(text), None);
-    }
 }

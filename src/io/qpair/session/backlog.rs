@@ -17,7 +17,7 @@ use dlfs_base::error::ErrorKind;
 use dlfs_base::units::Lba;
 use dlfs_nvme::nvme::{RetryClass, Status};
 
-/// An I/O that was taken, and its earlier attempts.
+/// An I/O that was taken, on its way through attempts to run it.
 #[derive(Debug)]
 pub struct Attempt {
     /// The I/O.
@@ -28,16 +28,16 @@ pub struct Attempt {
     pub ns_index: usize,
     /// The number of earlier attempts.
     tries: u8,
-    /// For a flush: the writes that it covers.
+    /// For a flush that was issued: the number of writes that it covers.
     covers: u64,
-    /// For a write: the fence that must be open.
+    /// For a write: the fence that must be open; `None`: no fence.
     fence: Option<Arc<Fence>>,
     /// For a read: true if an earlier read of its blocks returned corrupt data, so that no cache may serve it.
     pub forces_unit_access: bool,
-    /// The time at which it was last put on a connection.
+    /// The time at which the I/O was last put on a connection of NVMe/TCP.
     pub(super) sent_at: Option<Instant>,
     /// The identifier of the piece, if this I/O is a piece of another one.
-    of: Option<PieceId>,
+    piece: Option<PieceId>,
 }
 
 impl AsRef<[u8]> for Attempt {
@@ -53,7 +53,7 @@ impl AsMut<[u8]> for Attempt {
 }
 
 impl Attempt {
-    /// Returns whether its fence forbids sending it.
+    /// Returns whether a fence forbids sending it.
     pub(crate) fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
@@ -131,13 +131,13 @@ impl Backlog {
                         fence: fence.filter(|_| io.op == IoOp::Write).cloned(),
                         forces_unit_access: is_corrupt(&io, namespace, corrupt),
                         sent_at: None,
-                        of: None,
+                        piece: None,
                         io,
                     });
                 }
                 Err(error) => self.finished.push_back(Answer {
                     member,
-                    completion: Completion { tag: io.tag, buf: io.buf, result: Err(error) },
+                    completion: io.end(Err(error)),
                     reports_loss: false,
                 }),
             }
@@ -179,7 +179,7 @@ impl Backlog {
 
     /// Splits an I/O; its pieces wait in its place.
     fn cut(&mut self, attempt: Attempt, namespace: &Namespace) {
-        let Attempt { io, member, ns_index, tries, fence, forces_unit_access, of, .. } = attempt;
+        let Attempt { io, member, ns_index, tries, fence, forces_unit_access, piece, .. } = attempt;
         let block_len = namespace.block_len_bytes;
         let most = namespace.max_transfer_bytes.max(block_len) as usize;
         let Io { op, mut slba, tag, .. } = io;
@@ -189,7 +189,7 @@ impl Backlog {
         let mut cutting = self.cuts.begin(io, 0, num);
         while left > 0 {
             let len = most.min(left);
-            let (piece, buf) = self.cuts.cut(&mut cutting, len, of);
+            let (id, buf) = self.cuts.cut(&mut cutting, len, piece);
             pieces.push(Attempt {
                 io: Io { op, slba, buf, tag },
                 member,
@@ -199,7 +199,7 @@ impl Backlog {
                 fence: fence.clone(),
                 forces_unit_access,
                 sent_at: None,
-                of: Some(piece),
+                piece: Some(id),
             });
             slba = Lba(slba.0 + (len / block_len as usize) as u64);
             left -= len;
@@ -209,11 +209,11 @@ impl Backlog {
 
     /// The completion of an attempt that has ended; `None` for a piece while others are outstanding.
     fn completion(&mut self, attempt: Attempt, result: Result<(), IoError>) -> Option<Answer> {
-        let Attempt { io: Io { tag, buf, .. }, member, mut of, .. } = attempt;
-        let mut completion = Completion { tag, buf, result };
-        while let Some(piece) = of {
-            of = self.cuts.get_mut(piece).info;
-            completion = self.cuts.end(piece, completion.buf, completion.result)?;
+        let Attempt { io, member, mut piece, .. } = attempt;
+        let mut completion = io.end(result);
+        while let Some(id) = piece {
+            piece = self.cuts.get_mut(id).info;
+            completion = self.cuts.end(id, completion.buf, completion.result)?;
         }
         Some(Answer { member, completion, reports_loss: false })
     }
@@ -259,8 +259,8 @@ impl Backlog {
 
     /// Takes back the I/Os of a lost connection, oldest first. Reads wait to be issued again, `MAX_TRIES` times
     /// at most; writes and flushes fail. If the session continues (`session_ends` is false), a failed flush does
-    /// not count as a report of lost writes: a later flush can still make them durable, and must report it if
-    /// they are lost.
+    /// not count as a report of lost writes: a later flush can still make these writes durable, and must report their
+    /// loss.
     pub(crate) fn recover<P: Clone + fmt::Display, J>(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
@@ -335,7 +335,7 @@ impl Backlog {
         self.completion(attempt, Ok(()))
     }
 
-    /// Records that the connection is up. While I/Os are owed, only one that succeeds ends the time of failure.
+    /// Records that the connection is up. While I/Os are owed, only a successful one ends the time of failure.
     pub(crate) fn set_up(&mut self) {
         if self.owed == 0 {
             self.down_since = None;
@@ -411,5 +411,5 @@ const MAX_TRIES: u8 = 10;
 /// The most retries of a read that the controller asks for.
 const MAX_RETRIES_IN_PLACE: u8 = 3;
 
-/// The delay before such a retry.
+/// The delay before a retry that the controller asks for.
 const RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -24,7 +24,7 @@ use dlfs_nvme::tcp::{Digests, ProtocolError};
 pub struct ConnectTerms {
     /// The parameters of all connections to the controller.
     pub common: Terms,
-    /// The controller; an admin queue asks for a new one ([`ConnectData::CNTLID_DYNAMIC`]).
+    /// The controller's identifier; an admin queue asks for a new controller by [`ConnectData::CNTLID_DYNAMIC`].
     pub cntlid: u16,
     /// Queue identifier; 0 is the admin queue.
     pub qid: u16,
@@ -73,6 +73,16 @@ pub enum Payload<B> {
     Own(B),
 }
 
+impl<B> Payload<B> {
+    /// The payload of the channel's user; `None` for a command of the channel.
+    fn into_own(self) -> Option<B> {
+        match self {
+            Payload::Own(payload) => Some(payload),
+            Payload::Connect(_) | Payload::Authentication(_) => None,
+        }
+    }
+}
+
 impl<B: AsRef<[u8]>> AsRef<[u8]> for Payload<B> {
     fn as_ref(&self) -> &[u8] {
         match self {
@@ -104,16 +114,16 @@ pub type Ended<B> = (B, Result<Cqe, CommandError>);
 #[derive(Debug)]
 pub struct Channel<B> {
     terms: Box<ConnectTerms>,
-    stage: Stage,
+    stage: ChannelStage,
     /// `Some` once TCP is connected and, with a PSK, TLS is established.
     connection: Option<Box<Connection<Payload<B>>>>,
-    /// `Some` while [`Stage::Authenticating`].
+    /// `Some` while [`ChannelStage::Authenticating`].
     authentication: Option<Box<Authentication>>,
 }
 
-/// The progress of a queue.
+/// The progress of connecting a queue; the stages follow each other in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ChannelStage {
     /// TCP is connecting, until this time at most.
     Opening { deadline: Instant },
     /// TLS is being established, until this time at most.
@@ -131,21 +141,27 @@ enum Stage {
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// Creates a channel whose TCP connection has been started.
     pub fn new(now: Instant, terms: ConnectTerms) -> Channel<B> {
-        let stage = Stage::Opening { deadline: deadline(now, terms.common.tcp_timeout) };
+        let stage = ChannelStage::Opening { deadline: deadline(now, terms.common.tcp_timeout) };
         Channel { terms: Box::new(terms), stage, connection: None, authentication: None }
     }
 
     /// Records that TCP is connected.
     pub fn handle_connected(&mut self, now: Instant) {
         match self.terms.common.psk {
-            Some(_) => self.stage = Stage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) },
+            Some(_) => {
+                self.stage = ChannelStage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) }
+            }
             None => self.handle_secured(now),
         }
     }
 
     /// The TLS PSK, while TLS must be established before anything else is sent.
     pub(crate) fn psk(&self) -> Option<&TlsPsk> {
-        self.terms.common.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
+        self.terms
+            .common
+            .psk
+            .as_ref()
+            .filter(|_| matches!(self.stage, ChannelStage::Securing { .. }))
     }
 
     /// Records that TLS is established, or is not used.
@@ -158,7 +174,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             io_timeout: self.terms.common.io_timeout,
             least_progress_bytes: self.terms.common.least_progress_bytes,
         };
-        self.stage = Stage::Initialising;
+        self.stage = ChannelStage::Initialising;
         self.connection = Some(Box::new(Connection::new(now, &options)));
     }
 
@@ -169,7 +185,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
 
     /// Returns whether TCP is not connected yet.
     pub fn is_opening(&self) -> bool {
-        matches!(self.stage, Stage::Opening { .. })
+        matches!(self.stage, ChannelStage::Opening { .. })
     }
 
     /// Returns whether there are bytes to send.
@@ -189,11 +205,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Failure> {
         match (&mut self.connection, self.stage) {
             (Some(connection), _) => Ok(connection.handle_timeout(now)?),
-            (None, Stage::Opening { deadline }) if now >= deadline => {
+            (None, ChannelStage::Opening { deadline }) if now >= deadline => {
                 let message = format!("no answer within {:?}", self.terms.common.tcp_timeout);
                 Err(Failure::new(ErrorKind::TimedOut, message))
             }
-            (None, Stage::Securing { deadline }) if now >= deadline => {
+            (None, ChannelStage::Securing { deadline }) if now >= deadline => {
                 let message = format!("not established within {HANDSHAKE_LIMIT:?}");
                 Err(Failure::new(ErrorKind::TimedOut, message).hint(NO_TLS))
             }
@@ -205,7 +221,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         match (&self.connection, self.stage) {
             (Some(connection), _) => connection.poll_timeout(),
-            (None, Stage::Opening { deadline } | Stage::Securing { deadline }) => Some(deadline),
+            (None, ChannelStage::Opening { deadline } | ChannelStage::Securing { deadline }) => {
+                Some(deadline)
+            }
             (None, _) => None,
         }
     }
@@ -214,7 +232,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     pub(crate) fn poll_event(&mut self, now: Instant) -> Option<Event<B>> {
         loop {
             let event = self.connection.as_mut()?.poll_event()?;
-            let came = match event {
+            let handled = match event {
                 host::Event::Done { payload: Payload::Own(payload), result } => {
                     return Some(Event::Done { payload, result });
                 }
@@ -226,19 +244,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
                 }
                 host::Event::Initialised => self.send_connect(now).map(|()| None),
             };
-            match came {
+            match handled {
                 Ok(None) => {}
-                Ok(Some((cntlid, None))) => return Some(Event::Ready { cntlid }),
-                Ok(Some((_, Some(psk)))) => return Some(Event::Concatenated { psk }),
-                Err(Refusal { failure, refused }) => {
-                    return Some(Event::Failed { failure, refused });
-                }
+                Ok(event) => return event,
+                Err(failure) => return Some(Event::Failed { failure, refused: false }),
             }
         }
     }
 
     /// Sends Connect on the initialised connection.
-    fn send_connect(&mut self, now: Instant) -> Result<(), Refusal> {
+    fn send_connect(&mut self, now: Instant) -> Result<(), Failure> {
         let Channel { terms, stage, connection: Some(connection), .. } = self else {
             return Ok(());
         };
@@ -248,58 +263,60 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         let granted = connection.digests();
         let required = terms.common.required;
         if required.header && !granted.header || required.data && !granted.data {
-            return Err(Failure::from(ProtocolError::DigestDeclined).into());
+            return Err(ProtocolError::DigestDeclined.into());
         }
         let ConnectTerms { common: Terms { host, subnqn, .. }, cntlid, .. } = &**terms;
         let data = Box::new(ConnectData::new(host.id, *cntlid, subnqn, &host.nqn));
         let kato_ms = u32::try_from(terms.common.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX);
         let sqe = Sqe::connect(0, terms.qid, terms.num_entries - 1, kato_ms);
-        *stage = Stage::Connecting;
+        *stage = ChannelStage::Connecting;
         let taken = connection.submit(now, sqe, Transfer::Out, false, Payload::Connect(data));
-        taken.map_err(|_| {
-            Failure::new(ErrorKind::Disconnected, "a new connection takes no command").into()
-        })
+        taken
+            .map_err(|_| Failure::new(ErrorKind::Disconnected, "a new connection takes no command"))
     }
 
-    /// Handles the completion of Connect; returns the result of [`Channel::follow`].
+    /// Handles the completion of Connect; returns the event that it causes, if any.
     fn handle_answer(
         &mut self,
         now: Instant,
         result: Result<Cqe, CommandError>,
-    ) -> Result<Option<Usable>, Refusal> {
+    ) -> Result<Option<Event<B>>, Failure> {
         let cqe = result
             .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()).at(CONNECT))?;
         if !cqe.status().is_success() {
             let refused = !cqe.status().is(Status::AUTHENTICATION_REQUIRED);
-            return Err(Refusal { failure: refusal(&cqe).at(CONNECT), refused });
+            return Ok(Some(Event::Failed { failure: refusal(&cqe).at(CONNECT), refused }));
         }
         let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
         let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
         let begun = Authentication::begin(&self.terms.common, wanted, cntlid);
         let Some((authentication, next)) = begun.map_err(|failure| failure.at(CONNECT))? else {
-            self.stage = Stage::Ready;
-            return Ok(Some((cntlid, None)));
+            self.stage = ChannelStage::Ready;
+            return Ok(Some(Event::Ready { cntlid }));
         };
-        self.stage = Stage::Authenticating;
+        self.stage = ChannelStage::Authenticating;
         self.authentication = Some(Box::new(authentication));
-        self.follow(now, next)
+        self.continue_authentication(now, next)
     }
 
-    /// Handles the completion of an authentication command.
+    /// Handles the completion of an authentication command; returns the event that it causes, if any.
     fn handle_message(
         &mut self,
         now: Instant,
         message: &[u8],
         result: Result<Cqe, CommandError>,
-    ) -> Result<Option<Usable>, Refusal> {
+    ) -> Result<Option<Event<B>>, Failure> {
         let Some(authentication) = &mut self.authentication else { return Ok(None) };
         let next = authentication.answered(message, result);
-        self.follow(now, next.map_err(|failure| failure.at(AUTHENTICATION))?)
+        self.continue_authentication(now, next.map_err(|failure| failure.at(AUTHENTICATION))?)
     }
 
-    /// Performs the authentication's next step. At its end, returns the controller's identifier, and the
-    /// generated TLS PSK if the authentication should generate one.
-    fn follow(&mut self, now: Instant, mut next: Next) -> Result<Option<Usable>, Refusal> {
+    /// Performs the authentication's next step. At the end of the authentication, returns the event for it.
+    fn continue_authentication(
+        &mut self,
+        now: Instant,
+        mut next: Next,
+    ) -> Result<Option<Event<B>>, Failure> {
         let (Some(authentication), Some(connection)) =
             (&mut self.authentication, &mut self.connection)
         else {
@@ -318,22 +335,24 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
                     break (sqe, Transfer::In, room);
                 }
                 Next::Authenticated => {
-                    let usable = (authentication.cntlid, authentication.host.generated_psk());
+                    let Authentication { host, cntlid, .. } = &**authentication;
+                    let event = match host.generated_psk() {
+                        Some(psk) => Event::Concatenated { psk },
+                        None => Event::Ready { cntlid: *cntlid },
+                    };
                     self.authentication = None;
-                    self.stage = Stage::Ready;
-                    return Ok(Some(usable));
+                    self.stage = ChannelStage::Ready;
+                    return Ok(Some(event));
                 }
-                Next::Failed(failed) => {
-                    return Err(not_authenticated(&failed).at(AUTHENTICATION).into());
-                }
+                Next::Failed(failed) => return Err(not_authenticated(&failed).at(AUTHENTICATION)),
             };
         };
         authentication.is_receiving = transfer == Transfer::In;
         let payload = Payload::Authentication(message);
         let taken = connection.submit(now, sqe, transfer, false, payload);
-        taken.map(|()| None).map_err(|_| {
-            Failure::new(ErrorKind::Disconnected, "the connection takes no command").into()
-        })
+        taken
+            .map(|()| None)
+            .map_err(|_| Failure::new(ErrorKind::Disconnected, "the connection takes no command"))
     }
 
     /// Sets the length up to which write data are sent in the command capsule.
@@ -350,7 +369,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
 
     /// Returns whether commands can be submitted.
     pub fn has_room(&self) -> bool {
-        self.stage == Stage::Ready && self.connection.as_ref().is_some_and(|c| c.has_room())
+        self.stage == ChannelStage::Ready && self.connection.as_ref().is_some_and(|c| c.has_room())
     }
 
     /// Takes a command; see [`Connection::submit`].
@@ -362,17 +381,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         no_timeout: bool,
         payload: B,
     ) -> Result<(), B> {
-        let Some(connection) = self.connection.as_mut().filter(|_| self.stage == Stage::Ready)
+        let Some(connection) =
+            self.connection.as_mut().filter(|_| self.stage == ChannelStage::Ready)
         else {
             return Err(payload);
         };
         let taken = connection.submit(now, sqe, transfer, no_timeout, Payload::Own(payload));
-        taken.map_err(|payload| match payload {
-            Payload::Own(payload) => payload,
-            Payload::Connect(_) | Payload::Authentication(_) => {
-                unreachable!("it is what was given")
-            }
-        })
+        taken.map_err(|payload| payload.into_own().expect("the payload that was submitted"))
     }
 
     /// The payloads of outstanding commands.
@@ -394,15 +409,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// Close the socket before using any of the payloads again.
     pub fn abandon(mut self) -> (Vec<B>, Vec<Ended<B>>) {
         let Some(mut connection) = self.connection.take() else { return (Vec::new(), Vec::new()) };
-        let own = |payload| match payload {
-            Payload::Own(payload) => Some(payload),
-            Payload::Connect(_) | Payload::Authentication(_) => None,
-        };
-        let payloads = connection.abandon().into_iter().filter_map(own).collect();
+        let payloads = connection.abandon().into_iter().filter_map(Payload::into_own).collect();
         let events = std::iter::from_fn(|| connection.poll_event());
         let ended = events.filter_map(|event| match event {
-            host::Event::Done { payload: Payload::Own(payload), result } => Some((payload, result)),
-            _ => None,
+            host::Event::Done { payload, result } => Some((payload.into_own()?, result)),
+            host::Event::Initialised => None,
         });
         (payloads, ended.collect())
     }
@@ -410,9 +421,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// Adds a hint to an early failure: a target without room for a connection closes it before sending
     /// anything.
     pub fn explain(&self, failure: Failure) -> Failure {
-        let is_early = matches!(self.stage, Stage::Initialising);
+        let is_early = matches!(self.stage, ChannelStage::Initialising);
         match failure.kind {
-            ErrorKind::Disconnected if is_early => failure.hint(NO_WORD_SAID),
+            ErrorKind::Disconnected if is_early => failure.hint(CLOSED_AT_ONCE),
             _ => failure,
         }
     }
@@ -420,35 +431,19 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     /// The name of the current step; `None` once the queue can be used.
     pub fn stage(&self) -> Option<&'static str> {
         match self.stage {
-            Stage::Opening { .. } => Some("TCP connect"),
-            Stage::Securing { .. } => Some("TLS handshake"),
-            Stage::Initialising => Some("initialising the connection"),
-            Stage::Connecting => Some(CONNECT),
-            Stage::Authenticating => {
+            ChannelStage::Opening { .. } => Some("TCP connect"),
+            ChannelStage::Securing { .. } => Some("TLS handshake"),
+            ChannelStage::Initialising => Some("initialising the connection"),
+            ChannelStage::Connecting => Some(CONNECT),
+            ChannelStage::Authenticating => {
                 Some(self.authentication.as_ref().map_or(AUTHENTICATION, |a| a.host.stage()))
             }
-            Stage::Ready => None,
+            ChannelStage::Ready => None,
         }
     }
 }
 
-/// The controller's identifier, and the TLS PSK that the authentication has generated.
-type Usable = (u16, Option<TlsPsk>);
-
-/// The failure of a queue to connect.
-struct Refusal {
-    failure: Failure,
-    /// See [`Event::Failed`].
-    refused: bool,
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        Refusal { failure, refused: false }
-    }
-}
-
-/// Explains an error status of Connect.
+/// The failure for an error status of Connect.
 fn refusal(cqe: &Cqe) -> Failure {
     let status = cqe.status();
     let invalid = InvalidParameter::from_wire(cqe.dw0.get());
@@ -461,7 +456,7 @@ fn refusal(cqe: &Cqe) -> Failure {
             );
     }
     if status.is(Status::CONNECT_CONTROLLER_BUSY) {
-        return answered.hint(NO_PLACE);
+        return answered.hint(NO_CONTROLLER);
     }
     if status.is(Status::AUTHENTICATION_REQUIRED) {
         return authentication_required();
@@ -495,7 +490,9 @@ pub struct Credentials {
 #[derive(Debug)]
 struct Authentication {
     host: Host,
+    /// The identifier of the controller that answered Connect.
     cntlid: u16,
+    /// True if the outstanding command is Authentication Receive; false if it is Authentication Send.
     is_receiving: bool,
 }
 
@@ -552,7 +549,7 @@ impl Authentication {
         Ok(Some((Authentication { host, cntlid, is_receiving: false }, next)))
     }
 
-    /// Handles the completion of the last command; `message` is the data of that command.
+    /// Handles the completion of the outstanding command; `message` is the data of that command.
     fn answered(
         &mut self,
         message: &[u8],
@@ -581,6 +578,7 @@ fn authentication_required() -> Failure {
         .hint("give this host's key: --dhchap-secret FILE, or dhchap_secret in Rust, C and Python")
 }
 
+/// The failure of an authentication.
 fn not_authenticated(failed: &Failed) -> Failure {
     let hint =
         "check that both sides have the same key for this host's NQN and the subsystem's NQN";
@@ -588,12 +586,12 @@ fn not_authenticated(failed: &Failed) -> Failure {
 }
 
 /// The hint when a target has no controller left.
-const NO_PLACE: &str = "the target has as many controllers as it allows, of all hosts or of this address: \
+const NO_CONTROLLER: &str = "the target has as many controllers as it allows, of all hosts or of this address: \
     close what is not in use, or raise its limits (dlfs serve --max-controllers and \
     --max-controllers-per-address); its log says which was reached";
 
-/// The hint when a target closes the connection at once.
-const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
+/// The hint when a target closes the connection before it sends anything.
+const CLOSED_AT_ONCE: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
     its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
 
 /// The hint when a target does not answer TLS.
@@ -613,7 +611,7 @@ const AUTHENTICATION: &str = "authentication";
 /// DH groups that the host offers, in the order of its preference. The controller chooses.
 const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
 
-/// Longer than any message of the controller.
+/// The room for a message of the controller: more than any message needs.
 const MESSAGE_ROOM_BYTES: u32 = 4096;
 
 #[cfg(test)]

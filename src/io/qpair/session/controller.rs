@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use zerocopy::FromBytes;
 
+use super::ana::Ana;
 use super::connect::Event;
-use super::identification::{Ana, Goal, Identification, Known, unsupported};
+use super::identification::{Goal, Identification, Known, unsupported};
 use super::{AdminEvent, Channel, ConnectTerms, Failure, Identified, Terms};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::{Nsid, deadline};
@@ -63,12 +64,16 @@ pub struct JoinInfo {
     pub psk: Option<TlsPsk>,
 }
 
-/// Properties of the controller that only the admin queue uses.
+/// Facts about the controller that only the admin queue uses.
 #[derive(Debug, Default)]
 struct Properties {
+    /// The property CAP.
     cap: u64,
+    /// Optional Asynchronous Events Supported, from Identify Controller.
     oaes: u32,
+    /// True if the subsystem reports ANA states.
     has_ana: bool,
+    /// True if the controller supports Keep Alive.
     keeps_alive: bool,
 }
 
@@ -98,20 +103,25 @@ pub struct Controller {
     step: Step,
     /// A step to start at a later time.
     later: Option<(Instant, Step)>,
+    /// Set once the goal is reached.
     ready: bool,
+    /// The time at which CSTS.RDY must have changed.
     enable_deadline: Instant,
+    /// The time of the next Keep Alive; `None`: none is sent.
     next_keep_alive: Option<Instant>,
-    /// The earliest time of the next asynchronous event request; the interval limits a flood of events.
+    /// The earliest time of the next asynchronous event request, which limits a flood of events; `None`: one is
+    /// outstanding, or the controller takes none.
     next_event_request: Option<Instant>,
     log: LogReading,
     /// The TLS PSK that the authentication has generated: a new controller with TLS replaces this one.
     pub(crate) generated: Option<TlsPsk>,
 }
 
-/// A command's payload and its step.
+/// The payload of an admin command.
 #[derive(Debug)]
 pub struct Task {
     step: Step,
+    /// Room for the data of the answer.
     bytes: Vec<u8>,
     /// The namespace that the command identifies, if any.
     about: Option<Known>,
@@ -129,6 +139,9 @@ impl AsMut<[u8]> for Task {
     }
 }
 
+/// A step of the admin queue, each with a command. Until the goal is reached, they follow each other in this order;
+/// `Disable` and `AwaitDisabled` are skipped for a disabled controller, and the steps of a log are those of a discovery
+/// controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     ReadCapabilities,
@@ -180,8 +193,10 @@ impl Step {
 /// The progress of reading a discovery log.
 #[derive(Debug, Clone, Default)]
 struct LogReading {
+    /// The generation counter when reading began.
     genctr: u64,
     num_records: u64,
+    /// The times that reading began.
     rounds: u32,
 }
 
@@ -225,7 +240,8 @@ impl Controller {
             match event {
                 Event::Ready { cntlid } => {
                     let digests = self.channel.digests();
-                    (self.join_info.cntlid, self.join_info.digests) = (cntlid, digests);
+                    self.join_info.cntlid = cntlid;
+                    self.join_info.digests = digests;
                     self.join_info.psk = self.terms.psk.clone();
                     self.identified.is_secured = self.terms.psk.is_some();
                     self.identified.digests = digests;
@@ -255,7 +271,7 @@ impl Controller {
             self.begin(now, step)?;
         }
         if self.ready {
-            self.keep(now)?;
+            self.send_periodic(now)?;
         }
         Ok(reported)
     }
@@ -275,6 +291,7 @@ impl Controller {
         [channel, later, kept].into_iter().flatten().min()
     }
 
+    /// Keeps Identify data, if they are the goal.
     fn keep_page(&mut self, nsid: Nsid, bytes: &[u8]) {
         if self.terms.goal == Goal::Pages {
             self.pages.push((nsid, bytes.to_vec()));
@@ -282,7 +299,7 @@ impl Controller {
     }
 
     /// Sends Keep Alive when it is due, and keeps one asynchronous event request outstanding.
-    fn keep(&mut self, now: Instant) -> Result<(), Failure> {
+    fn send_periodic(&mut self, now: Instant) -> Result<(), Failure> {
         if self.next_keep_alive.is_some_and(|at| at <= now) {
             self.begin(now, Step::KeepAlive)?;
             self.next_keep_alive = Some(deadline(now, self.terms.keep_alive_tmo / 2));
@@ -353,6 +370,7 @@ impl Controller {
         Ok(())
     }
 
+    /// Sends a command that identifies a namespace.
     fn ask_about(&mut self, now: Instant, step: Step, known: Known) -> Result<(), Failure> {
         if !self.ready {
             self.step = step;
@@ -503,6 +521,7 @@ impl Controller {
         Ok(AdminEvent::Nothing)
     }
 
+    /// The step after the configuration of events.
     fn after_events(&mut self) -> Step {
         match self.terms.goal {
             Goal::Namespaces(_) => self.begin_identification(),
@@ -510,6 +529,7 @@ impl Controller {
         }
     }
 
+    /// Selects the namespaces to identify; returns the step for it.
     fn begin_identification(&mut self) -> Step {
         self.identified.namespaces = self.identification.begin(&self.terms.goal);
         self.anagrpids = vec![0; self.identified.namespaces.len()];
@@ -527,6 +547,7 @@ impl Controller {
         AdminEvent::Ready
     }
 
+    /// Handles CSTS while the controller is being enabled or disabled.
     fn await_ready(&mut self, now: Instant, step: Step, csts: Csts) -> Result<AdminEvent, Failure> {
         if csts.is_fatal() {
             return Err(Failure::new(ErrorKind::Refused, "the controller reports a fatal status"));
@@ -545,6 +566,7 @@ impl Controller {
         Ok(AdminEvent::Nothing)
     }
 
+    /// Handles Identify Controller; returns the next step.
     fn take_controller(&mut self, bytes: &[u8]) -> Result<Step, Failure> {
         let id = IdentifyController::decode(bytes).map_err(unsupported)?;
         if self.terms.goal == Goal::Discovery {
@@ -570,6 +592,7 @@ impl Controller {
         Ok(Step::SetNumQueues)
     }
 
+    /// Handles the completion of an asynchronous event request.
     fn take_event(&mut self, now: Instant, cqe: &Cqe) -> Result<AdminEvent, Failure> {
         self.next_event_request = Some(now + EVENT_INTERVAL);
         if !cqe.status().is_success() {
@@ -613,7 +636,8 @@ impl Controller {
             return Err(Failure::new(ErrorKind::Unsupported, message));
         }
         self.records.clear();
-        (self.log.genctr, self.log.num_records) = (genctr, num_records);
+        self.log.genctr = genctr;
+        self.log.num_records = num_records;
         Ok((num_records > 0).then_some(Step::ReadLogRecords))
     }
 }
@@ -649,14 +673,14 @@ const EVENT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Identify Controller, CMIC bit 3: the subsystem reports ANA.
 const CMIC_ANA: u8 = 1 << 3;
-/// Room for the header and 127 groups.
+/// The bytes to read of an ANA log: the header and 127 groups.
 const ANA_LOG_LEN: usize = 4096;
 /// Log specific parameter of the ANA log, bit 0 (RGO): groups without their namespaces.
 const ANA_GROUPS_ONLY: u32 = 1 << 8;
 
 /// The interval of reading CSTS while the controller becomes ready.
 const READY_INTERVAL: Duration = Duration::from_millis(10);
-/// CAP.TO may be 0; a controller always gets at least this long.
+/// The least time that a controller gets to become ready, since CAP.TO may be 0.
 const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most times that a discovery log is read: again each time it has changed meanwhile.

@@ -1,10 +1,6 @@
-//! Writes of a session: those that are not durable yet, and those that are under way.
-//!
-//! Writes and flushes on the connections of a session end before a path that became inaccessible is left. They are
-//! never issued twice, so leaving earlier would lose their answers, and their target still answers what it
-//! has taken. Nothing new begins in a session that is left.
+//! The durability of writes: whether a flush can still cover every completed write.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Tracks whether a flush can still make all completed writes durable.
 ///
@@ -14,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub(crate) struct Durability {
     /// The number of writes completed so far.
     written: AtomicU64,
-    /// The number of these writes that a flush has covered, or that were lost.
+    /// The number of the oldest writes that a flush has covered, or that were lost.
     settled: AtomicU64,
+    /// True if writes were lost and no flush has reported it yet.
     lost: AtomicBool,
 }
 
@@ -26,7 +23,7 @@ impl Durability {
         self.written.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Starts a flush; returns the writes that it covers, for [`Durability::flushed`].
+    /// Starts a flush; returns the number of the writes that it covers, for [`Durability::flushed`].
     pub(crate) fn flush_begins(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
@@ -44,7 +41,7 @@ impl Durability {
         covers_lost | (is_whole && self.take_lost())
     }
 
-    /// Records a loss that a flush must report: nobody saw the report, or the write completed after its session.
+    /// Records a loss that a flush must report: nobody saw the earlier report, or a write completed after its session.
     pub(crate) fn owe_report(&self) {
         self.lost.store(true, Ordering::Relaxed);
     }
@@ -57,46 +54,9 @@ impl Durability {
         }
     }
 
-    /// Returns whether writes were lost with a session since the last call.
+    /// Takes the record of lost writes; returns whether there was one.
     pub(crate) fn take_lost(&self) -> bool {
         self.lost.swap(false, Ordering::Relaxed)
-    }
-}
-
-/// The number of writes and flushes on the connections of a session.
-#[derive(Debug, Default)]
-pub(super) struct Underway {
-    num: AtomicUsize,
-    is_left: AtomicBool,
-}
-
-// Sequentially consistent: either `begin` sees that the session is left, or `delays_leaving` sees the write.
-impl Underway {
-    /// Counts a write or flush; returns `false` if it must not be issued. Either way [`Underway::end`] follows.
-    #[must_use]
-    pub(super) fn begin(&self) -> bool {
-        self.num.fetch_add(1, Ordering::SeqCst);
-        !self.is_left()
-    }
-
-    /// Subtracts writes and flushes that have ended; returns whether the session is left and these were the last.
-    pub(super) fn end(&self, num: usize) -> bool {
-        num > 0 && self.num.fetch_sub(num, Ordering::SeqCst) == num && self.is_left()
-    }
-
-    /// Records that the session is left.
-    pub(super) fn leave(&self) {
-        self.is_left.store(true, Ordering::SeqCst);
-    }
-
-    /// Returns whether the session is left.
-    pub(super) fn is_left(&self) -> bool {
-        self.is_left.load(Ordering::SeqCst)
-    }
-
-    /// Returns whether the session is left, and waits for a write or flush.
-    pub(super) fn delays_leaving(&self) -> bool {
-        self.is_left() && self.num.load(Ordering::SeqCst) > 0
     }
 }
 
@@ -148,19 +108,5 @@ mod tests {
         durability.session_lost();
         assert!(!durability.flush_failed(covered));
         assert!(durability.take_lost());
-    }
-
-    #[test]
-    fn a_session_is_left_once_its_last_write_has_ended_and_begins_no_other() {
-        let underway = Underway::default();
-        assert!(underway.begin() && underway.begin());
-        assert!(!underway.delays_leaving(), "it is not left");
-        underway.leave();
-        assert!(underway.delays_leaving());
-        assert!(!underway.begin());
-        assert!(!underway.end(0) && !underway.end(2), "one is left");
-        assert!(underway.delays_leaving());
-        assert!(underway.end(1));
-        assert!(!underway.delays_leaving());
     }
 }

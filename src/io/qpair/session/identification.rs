@@ -1,4 +1,4 @@
-//! Identifies the namespaces of a controller, by several commands at a time.
+//! The namespaces of a controller that an admin queue identifies, by several commands at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ pub enum Goal {
     Discovery,
 }
 
-/// The namespaces that are still to be identified, by index in [`Identified::namespaces`](super::Identified).
+/// The progress of listing and identifying namespaces.
 #[derive(Debug, Default)]
 pub(super) struct Identification {
-    /// The active namespaces that were listed so far.
+    /// The active namespaces that were listed so far, ascending.
     listed: Vec<Nsid>,
-    /// The namespaces to be identified.
+    /// The namespaces to be identified, by their index in [`Identified::namespaces`](super::Identified).
     waiting: VecDeque<usize>,
     /// The number of namespaces that are being identified.
     under_way: usize,
@@ -38,14 +38,16 @@ pub(super) struct Identification {
 /// The facts known so far about a namespace that is being identified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known {
+    /// The index in [`Identified::namespaces`](super::Identified).
     pub(super) ns_index: usize,
     pub(super) identified: IdentifiedNamespace,
-    /// Its ANA group.
+    /// The ANA group; 0 before the answer to Identify Namespace.
     pub(super) anagrpid: u32,
 }
 
 impl Identification {
-    /// Takes a page of the active namespace list; returns whether it is full, so that more may follow.
+    /// Takes the answer to Identify with a page of the active namespace list; returns whether the page is full, so that
+    /// more may follow.
     ///
     /// # Errors
     /// The list is malformed, or longer than an image can use.
@@ -121,7 +123,7 @@ impl Identification {
 
     /// The next namespace to identify.
     pub(super) fn next(&mut self) -> Option<usize> {
-        if self.under_way >= AT_ONCE {
+        if self.under_way >= MAX_UNDER_WAY {
             return None;
         }
         let ns_index = self.waiting.pop_front()?;
@@ -165,6 +167,7 @@ impl Known {
     }
 }
 
+/// The failure for Identify data that this host does not support.
 pub(super) fn unsupported(error: IdentifyError) -> Failure {
     Failure::new(ErrorKind::Unsupported, error.to_string())
 }
@@ -180,60 +183,9 @@ fn best_identifier(bytes: &[u8]) -> [u8; 16] {
     ids.nguid.filter(|id| *id != [0; 16]).or(ids.uuid).or(ids.eui64.map(widen)).unwrap_or_default()
 }
 
-/// The worst ANA state of the namespaces on a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ana {
-    Optimized,
-    NonOptimized,
-    /// The group of this namespace is not accessible.
-    Lost {
-        nsid: Nsid,
-        group: u32,
-        state: &'static str,
-    },
-}
-
-impl Ana {
-    /// Decodes an ANA log. It has a header of 16 bytes with the number of groups at byte 8, then 32 bytes for each
-    /// group with its identifier at byte 0 and its state at byte 16.
-    pub(super) fn decode(log: &[u8], namespaces: &[(Nsid, u32)]) -> Ana {
-        let mut worst = Ana::Optimized;
-        let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
-        for entry in log[16..].chunks_exact(32).take(num_groups) {
-            let group = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-            let Some((nsid, _)) = namespaces.iter().find(|(_, of)| *of == group) else { continue };
-            let lost = |state| Ana::Lost { nsid: *nsid, group, state };
-            match entry[16] & 0xF {
-                2 => worst = Ana::NonOptimized,
-                3 => return lost("inaccessible"),
-                4 => return lost("persistent-loss"),
-                0xF => return lost("change"),
-                _ => {} // 1 is optimized; other states do not block access
-            }
-        }
-        worst
-    }
-
-    /// The name of the state, as nvme-cli spells it.
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Ana::Optimized => "optimized",
-            Ana::NonOptimized => "non-optimized",
-            Ana::Lost { state, .. } => state,
-        }
-    }
-
-    /// Refuses a path on which a namespace is not accessible.
-    pub(super) fn check(&self) -> Result<(), Failure> {
-        let Ana::Lost { nsid, group, state } = self else { return Ok(()) };
-        let message = format!("the namespace's ANA group {group} is {state} on this path");
-        Err(Failure::new(ErrorKind::Disconnected, message).of(*nsid))
-    }
-}
-
 /// The most namespaces identified at a time: with the other commands of an admin queue they fit into its 32
 /// entries.
-const AT_ONCE: usize = 16;
+const MAX_UNDER_WAY: usize = 16;
 
 /// The most namespaces of an image.
 const MAX_NAMESPACES: usize = u16::MAX as usize;
@@ -248,41 +200,6 @@ const TOO_MANY_CHANGED: Nsid = Nsid(u32::MAX);
 mod tests {
     use super::*;
     use dlfs_nvme::nvme::identify::{IDENTIFY_LEN_BYTES, encode_namespace_list};
-
-    /// An ANA log of these groups and states.
-    fn ana_log(groups: &[(u32, u8)]) -> Vec<u8> {
-        let mut log = vec![0; 4096];
-        log[8] = groups.len() as u8;
-        for (at, (id, state)) in groups.iter().enumerate() {
-            let group = &mut log[16 + at * 32..][..32];
-            group[..4].copy_from_slice(&id.to_le_bytes());
-            group[16] = *state;
-        }
-        log
-    }
-
-    #[test]
-    fn a_path_is_refused_only_if_an_ana_group_is_not_reachable() {
-        let ours = [(Nsid(4), 2), (Nsid(5), 7)];
-        for state in 0..=15 {
-            let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
-            let ana = Ana::decode(&log, &ours);
-            assert_eq!(ana.check().is_err(), [3, 4, 15].contains(&state), "{state}");
-            assert_eq!(ana == Ana::NonOptimized, state == 2, "{state}");
-        }
-        let others = Ana::decode(&ana_log(&[(1, 3), (9, 2)]), &ours);
-        assert_eq!(others, Ana::Optimized, "groups of other namespaces");
-        let failure = Ana::decode(&ana_log(&[(2, 2), (7, 3)]), &ours).check().unwrap_err();
-        assert!(failure.message.contains("group 7 is inaccessible"), "{failure}");
-        assert_eq!(failure.nsid, Some(Nsid(5)));
-    }
-
-    #[test]
-    fn an_ana_log_that_claims_more_groups_than_it_holds_is_read_to_its_end() {
-        let mut log = ana_log(&[(1, 1)]);
-        (log[8], log[9]) = (0xFF, 0xFF);
-        assert_eq!(Ana::decode(&log, &[(Nsid(1), 7)]), Ana::Optimized);
-    }
 
     #[test]
     fn a_namespace_is_identified_by_nguid_else_uuid_else_eui64() {

@@ -2,15 +2,15 @@
 //!
 //! It decides which path to try when; `shared.rs` lets threads share it, and performs its actions.
 //!
-//! With several paths there may be two sessions at a time, on two paths, each in a *slot*. Reads use either:
+//! With several paths there may be two sessions at a time, on two paths, each in a *slot*. Reads use either session:
 //! the queue chooses. Writes and flushes use the *main* session only, since a flush says nothing about writes
-//! that another controller has in its cache; a host that writes also reads there, so that it finds what it wrote.
-//! When the main session is lost, the other one becomes the main session at once, and its slot is filled again in
-//! the background.
+//! that another controller has in its cache; a host that writes also reads there, so that it finds the bytes that it
+//! wrote. When the main session is lost, the other one becomes the main session at once, and the slot of the lost one
+//! is filled again in the background.
 //!
 //! A session whose path became inaccessible is *left*: nothing new is issued in it, and its controller stays until
-//! the writes and flushes on its queues have ended. Meanwhile the other slot has the main session, also on a single
-//! path.
+//! the writes and flushes on its queues have ended (`underway.rs`). Meanwhile the other slot has the main session, also
+//! on a single path.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::durability::Underway;
+use super::underway::Underway;
 use super::{Attached, Failure, Identified, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::error::ErrorKind;
@@ -49,7 +49,7 @@ pub struct Session<P, J> {
     /// Set once an I/O has succeeded in the session. If the session fails before that, reconnecting first
     /// waits.
     pub proven: AtomicBool,
-    /// The writes and flushes on the connections of its I/O queues.
+    /// The writes and flushes on the connections of the session's I/O queues.
     pub(super) underway: Underway,
 }
 
@@ -82,7 +82,7 @@ pub enum Action {
     Connect {
         /// The slot of the controller.
         slot: usize,
-        /// Its index in the list.
+        /// The index of the portal.
         portal: usize,
     },
     /// Drop the controller of a slot.
@@ -120,33 +120,33 @@ pub struct Lifecycle<P, J> {
     limits: Limits,
     /// Never empty; in the user's order.
     pub(super) portals: Arc<[P]>,
-    slots: [Slot<P, J>; NUM_SLOTS],
+    slots: [SessionSlot<P, J>; NUM_SLOTS],
     /// The slot of the main session. While it is not live, the other slot is empty.
     main: usize,
     /// True if a session on another path is kept beside the main session.
     pub(super) keeps_two: bool,
-    /// True if reads use both.
+    /// True if reads use both sessions.
     pub(super) spreads_reads: bool,
     /// The namespaces as they were first identified.
     identity: Option<Arc<[Attached]>>,
-    /// The last failure after the namespaces were first identified.
+    /// The last failure since the namespaces were first identified.
     lost: Option<Failure>,
+    /// Queue pairs that use the sessions.
     num_pairs: usize,
     /// True if all sessions so far had both digests, or TLS instead.
     pub(super) always_digested: bool,
-    /// Portals tried since the round began.
-    tried: usize,
+    /// Portals that the main slot has tried since the round began.
+    num_tried: usize,
     /// The number of the next session.
     next_number: u64,
-    /// Sessions that replaced one of their slot.
+    /// Sessions that replaced an earlier one of their slot.
     reconnects: u64,
     /// Times that the other session became the main one.
     failovers: u64,
     /// The time at which the last main session was lost, or at which opening began.
-    since: Instant,
-    /// The number of rounds that opening may still take after failures that may be transient, with the current
-    /// one.
-    rounds: u32,
+    down_since: Instant,
+    /// The number of rounds that opening may still take, with the current one, if all failures may be transient.
+    rounds_left: u32,
     /// The last failure of each portal.
     failures: Vec<Option<Failure>>,
     /// The number of sessions lost on each portal.
@@ -154,21 +154,22 @@ pub struct Lifecycle<P, J> {
     actions: VecDeque<Action>,
 }
 
-/// The place of a session.
+/// The place of one session after another.
 #[derive(Debug)]
-struct Slot<P, J> {
-    stage: Stage<P, J>,
+struct SessionSlot<P, J> {
+    stage: SlotStage<P, J>,
     /// The portal in use, or tried last.
     portal: usize,
     /// Unused queue identifiers of the session, the longest unused first.
     free_qids: VecDeque<u16>,
     backoff: Backoff,
-    /// True once it has had a session.
+    /// True once the slot has had a session.
     was_live: bool,
 }
 
+/// Each slot goes from `Waiting` to `Connecting` and `Live`, and after a failure back to `Waiting`.
 #[derive(Debug)]
-enum Stage<P, J> {
+enum SlotStage<P, J> {
     /// All portals have been tried; the next round begins later.
     Waiting { until: Instant },
     /// A controller is being connected, until this time at most.
@@ -185,8 +186,8 @@ enum Stage<P, J> {
 }
 
 impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
-    /// Creates the lifecycle; the first round begins with the first `Lifecycle::handle_time`. `seen` holds the
-    /// namespaces if they were identified before; `random` is any number.
+    /// Creates the lifecycle; the first round begins with the first `Lifecycle::handle_time`. `seen`: the namespaces,
+    /// if they were identified before. `random` is any number that differs among hosts.
     pub fn new(
         now: Instant,
         limits: Limits,
@@ -198,8 +199,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let unseen = || Failure::new(ErrorKind::Disconnected, "not connected yet");
         Lifecycle {
             limits,
-            slots: [random, random.rotate_left(32)].map(|random| Slot {
-                stage: Stage::Waiting { until: now },
+            slots: [random, random.rotate_left(32)].map(|random| SessionSlot {
+                stage: SlotStage::Waiting { until: now },
                 portal: portals.len() - 1, // so the next one is the first
                 free_qids: VecDeque::new(),
                 backoff: Backoff::new(random),
@@ -212,12 +213,12 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             identity: seen,
             num_pairs: 0,
             always_digested: true,
-            tried: 0,
+            num_tried: 0,
             next_number: 1,
             reconnects: 0,
             failovers: 0,
-            since: now,
-            rounds: OPENING_ROUNDS,
+            down_since: now,
+            rounds_left: OPENING_ROUNDS,
             failures: vec![None; portals.len()],
             losses: vec![0; portals.len()],
             portals,
@@ -235,8 +236,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// The current phase.
     pub fn phase(&self) -> Phase<P, J> {
         match (&self.slots[self.main].stage, &self.lost) {
-            (Stage::Live { session, .. }, _) => Phase::Live(Arc::clone(session)),
-            (Stage::Dead(failure), _) => Phase::Dead(failure.clone()),
+            (SlotStage::Live { session, .. }, _) => Phase::Live(Arc::clone(session)),
+            (SlotStage::Dead(failure), _) => Phase::Dead(failure.clone()),
             (_, Some(failure)) => Phase::Lost(failure.clone()),
             (_, None) => Phase::Opening,
         }
@@ -250,25 +251,24 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// The session of a slot, if one is live.
     pub fn live_in(&self, slot: usize) -> Option<&Arc<Session<P, J>>> {
         match &self.slots[slot].stage {
-            Stage::Live { session, .. } => Some(session),
+            SlotStage::Live { session, .. } => Some(session),
             _ => None,
         }
     }
 
     /// The slot of session `number`, while it is live.
     fn slot_of(&self, number: u64) -> Option<usize> {
-        let is_it = |slot: &usize| self.live_in(*slot).is_some_and(|live| live.number == number);
-        (0..NUM_SLOTS).find(is_it)
+        (0..NUM_SLOTS).find(|slot| self.live_in(*slot).is_some_and(|live| live.number == number))
     }
 
     /// Returns whether a queue pair has ended the session of a slot while its controller still exists.
     pub(crate) fn is_reset(&self, slot: usize) -> bool {
-        matches!(self.slots[slot].stage, Stage::Reset { .. })
+        matches!(self.slots[slot].stage, SlotStage::Reset { .. })
     }
 
     /// Returns whether there will be no further session.
     pub fn is_dead(&self) -> bool {
-        matches!(self.slots[self.main].stage, Stage::Dead(_))
+        matches!(self.slots[self.main].stage, SlotStage::Dead(_))
     }
 
     /// The namespaces as they were first identified.
@@ -295,15 +295,17 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// The time at which to call `Lifecycle::handle_time`.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let of = |(slot, state): (usize, &Slot<P, J>)| match &state.stage {
-            Stage::Waiting { .. } if slot != self.main && self.second_portal(slot).is_none() => {
+        let of = |(slot, state): (usize, &SessionSlot<P, J>)| match &state.stage {
+            SlotStage::Waiting { .. }
+                if slot != self.main && self.second_portal(slot).is_none() =>
+            {
                 None
             }
-            Stage::Waiting { until } => Some(*until),
-            Stage::Connecting { deadline } => Some(*deadline),
-            Stage::Reset { since, .. } => Some(*since), // at once
-            Stage::Leaving { until, .. } => Some(*until),
-            Stage::Live { .. } | Stage::Dead(_) => None,
+            SlotStage::Waiting { until } => Some(*until),
+            SlotStage::Connecting { deadline } => Some(*deadline),
+            SlotStage::Reset { since, .. } => Some(*since), // at once
+            SlotStage::Leaving { until, .. } => Some(*until),
+            SlotStage::Live { .. } | SlotStage::Dead(_) => None,
         };
         self.slots.iter().enumerate().filter_map(of).min()
     }
@@ -313,7 +315,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.actions.pop_front()
     }
 
-    // Called for queue pairs.
+    // Calls for queue pairs.
 
     /// Adds a queue pair to the count.
     ///
@@ -352,9 +354,12 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// reach a restarted target, whose flush says nothing about earlier writes.
     pub(crate) fn reset(&mut self, number: u64, reason: Failure) -> bool {
         let Some(slot) = self.slot_of(number) else { return false };
-        let Stage::Live { session, since } = &self.slots[slot].stage else { return false };
-        let stage =
-            Stage::Reset { session: Arc::clone(session), since: *since, reason: reason.clone() };
+        let SlotStage::Live { session, since } = &self.slots[slot].stage else { return false };
+        let stage = SlotStage::Reset {
+            session: Arc::clone(session),
+            since: *since,
+            reason: reason.clone(),
+        };
         self.slots[slot].stage = stage;
         if slot == self.main {
             self.lost = Some(reason);
@@ -365,30 +370,30 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         true
     }
 
-    // Called for the controller and for time.
+    // Calls for the controllers and for time.
 
-    /// Handles timeouts; `at` names the current step of the controller of each slot, if it is being connected.
-    pub(crate) fn handle_time(&mut self, now: Instant, at: [&str; NUM_SLOTS]) {
+    /// Handles timeouts; `steps` names the current step of the controller of each slot, if it is being connected.
+    pub(crate) fn handle_time(&mut self, now: Instant, steps: [&str; NUM_SLOTS]) {
         for slot in [self.main, 1 - self.main] {
             match &self.slots[slot].stage {
-                Stage::Waiting { until } if now >= *until && slot == self.main => {
-                    self.tried = 0;
+                SlotStage::Waiting { until } if now >= *until && slot == self.main => {
+                    self.num_tried = 0;
                     self.connect_next(now);
                 }
-                Stage::Waiting { until } if now >= *until => {
+                SlotStage::Waiting { until } if now >= *until => {
                     if let Some(portal) = self.second_portal(slot) {
                         self.connect(now, slot, portal);
                     }
                 }
-                Stage::Connecting { deadline } if now >= *deadline => {
+                SlotStage::Connecting { deadline } if now >= *deadline => {
                     let failure = Failure::new(ErrorKind::TimedOut, "no answer within its time");
-                    self.handle_failed(now, slot, failure.at(at[slot]));
+                    self.handle_failed(now, slot, failure.at(steps[slot]));
                 }
-                Stage::Reset { reason, .. } => {
+                SlotStage::Reset { reason, .. } => {
                     let reason = reason.clone();
                     self.handle_failed(now, slot, reason);
                 }
-                Stage::Leaving { session, until }
+                SlotStage::Leaving { session, until }
                     if now >= *until || !session.underway.delays_leaving() =>
                 {
                     let failure = Failure::new(ErrorKind::Disconnected, "it was left");
@@ -400,8 +405,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.replace_leaving(now);
     }
 
-    /// Handles the controller of a slot that is up and identified; `namespaces` describes its namespaces to queue
-    /// pairs.
+    /// Handles a slot whose controller is up and identified; `namespaces` are the namespaces as queue pairs see them.
     pub(crate) fn handle_ready(
         &mut self,
         now: Instant,
@@ -410,7 +414,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         identified: &Identified,
         namespaces: Vec<Attached>,
     ) {
-        if !matches!(self.slots[slot].stage, Stage::Connecting { .. }) {
+        if !matches!(self.slots[slot].stage, SlotStage::Connecting { .. }) {
             return;
         }
         let Some(queue_depth) = namespaces.first().map(|first| first.namespace.queue_depth) else {
@@ -453,12 +457,12 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let state = &mut self.slots[slot];
         self.reconnects += u64::from(std::mem::replace(&mut state.was_live, true));
         state.free_qids = (1..=session.num_io_queues).collect();
-        state.stage = Stage::Live { session, since: now };
+        state.stage = SlotStage::Live { session, since: now };
     }
 
-    /// Handles namespaces of a slot that were identified again while its session is live. A namespace that has
-    /// grown keeps its old size here. A namespace that was replaced, or has shrunk, ends the session. The session is
-    /// left if a namespace became inaccessible.
+    /// Handles namespaces that were identified again while the session of a slot is live. A namespace that has grown
+    /// keeps the old size here. A namespace that was replaced, or has shrunk, ends the session. The session is left if a
+    /// namespace became inaccessible.
     pub(crate) fn handle_changed(
         &mut self,
         now: Instant,
@@ -484,10 +488,10 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     pub(crate) fn handle_failed(&mut self, now: Instant, slot: usize, failure: Failure) {
         let state = &mut self.slots[slot];
         let lost = match &state.stage {
-            Stage::Waiting { .. } | Stage::Dead(_) => return,
-            Stage::Leaving { .. } => return self.end_leaving(now, slot, failure),
-            Stage::Connecting { .. } => None,
-            Stage::Live { session, since } | Stage::Reset { session, since, .. } => {
+            SlotStage::Waiting { .. } | SlotStage::Dead(_) => return,
+            SlotStage::Leaving { .. } => return self.end_leaving(now, slot, failure),
+            SlotStage::Connecting { .. } => None,
+            SlotStage::Live { session, since } | SlotStage::Reset { session, since, .. } => {
                 let lived = now.saturating_duration_since(*since);
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
                     state.backoff.reset();
@@ -499,28 +503,29 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         };
         let was_live = lost.is_some();
         let portal = state.portal;
-        state.stage = Stage::Waiting { until: now };
+        state.stage = SlotStage::Waiting { until: now };
         self.losses[portal] += u64::from(was_live);
         if was_live && slot == self.main {
-            (self.since, self.tried) = (now, 0);
+            self.down_since = now;
+            self.num_tried = 0;
         }
         let opening = self.identity.is_none();
         let failure = failure.at(&self.portals[portal]);
         // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
         // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
-        let several = self.portals.len() > 1;
-        let reconnects = several || !self.limits.ctrl_loss_tmo.is_zero();
-        match opening {
-            true if several => self.say(Level::Warn, failure.to_string()),
-            _ if was_live && reconnects => {
-                self.say(Level::Warn, format!("lost {failure}; reconnecting"));
-            }
-            _ => self.say(Level::Debug, failure.to_string()),
+        let has_several = self.portals.len() > 1;
+        let reconnects = has_several || !self.limits.ctrl_loss_tmo.is_zero();
+        if opening && has_several {
+            self.say(Level::Warn, failure.to_string());
+        } else if was_live && reconnects {
+            self.say(Level::Warn, format!("lost {failure}; reconnecting"));
+        } else {
+            self.say(Level::Debug, failure.to_string());
         }
-        self.note(portal, opening, &failure);
+        self.record_failure(portal, opening, &failure);
         if slot == self.main
             && !self.fail_over()
-            && let Some(final_failure) = self.end(now, opening, &failure)
+            && let Some(final_failure) = self.reason_to_give_up(now, opening, &failure)
         {
             return self.give_up(final_failure);
         }
@@ -529,7 +534,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
         if let Some(session) = lost.filter(|session| session.underway.delays_leaving()) {
             let until = deadline(now, self.limits.connect_timeout);
-            self.slots[slot].stage = Stage::Leaving { session, until };
+            self.slots[slot].stage = SlotStage::Leaving { session, until };
             return;
         }
         self.actions.push_back(Action::Close { slot, failure });
@@ -540,26 +545,25 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             } else {
                 backoff.next() * SECOND_PATIENCE
             };
-            self.slots[slot].stage = Stage::Waiting { until: now + wait };
-        } else if self.tried >= self.portals.len() || !backoff.is_fresh {
+            self.slots[slot].stage = SlotStage::Waiting { until: now + wait };
+        } else if self.num_tried >= self.portals.len() || !backoff.is_fresh {
             // The other portals were tried at once, then this one; after that, it waits longer each time.
-            self.slots[slot].stage = Stage::Waiting { until: now + backoff.next() };
+            self.slots[slot].stage = SlotStage::Waiting { until: now + backoff.next() };
         } else {
             self.connect_next(now);
         }
     }
 
-    /// Makes the other slot the main one, if it has a session or is being connected; returns whether it has become
-    /// that.
+    /// Makes the other slot the main one, if it has a session or is being connected; returns whether it did.
     fn fail_over(&mut self) -> bool {
         let other = 1 - self.main;
         match &self.slots[other].stage {
-            Stage::Live { session, .. } => {
+            SlotStage::Live { session, .. } => {
                 let text = format!("continuing on {}", session.portal);
                 self.failovers += 1;
                 self.say(Level::Info, text);
             }
-            Stage::Connecting { .. } => self.tried = 1,
+            SlotStage::Connecting { .. } => self.num_tried = 1,
             _ => return false,
         }
         self.main = other;
@@ -568,7 +572,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// Drops the controller of a session that was left.
     fn end_leaving(&mut self, now: Instant, slot: usize, failure: Failure) {
-        self.slots[slot].stage = Stage::Waiting { until: now };
+        self.slots[slot].stage = SlotStage::Waiting { until: now };
         self.actions.push_back(Action::Close { slot, failure });
     }
 
@@ -577,11 +581,11 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let leaving = &self.slots[self.main];
         let portal = leaving.portal;
         let other = 1 - self.main;
-        if matches!(leaving.stage, Stage::Leaving { .. })
-            && matches!(self.slots[other].stage, Stage::Waiting { .. })
+        if matches!(leaving.stage, SlotStage::Leaving { .. })
+            && matches!(self.slots[other].stage, SlotStage::Waiting { .. })
         {
             let next = &mut self.slots[other];
-            next.stage = Stage::Waiting { until: now };
+            next.stage = SlotStage::Waiting { until: now };
             next.portal = portal;
             next.was_live = true;
             self.main = other;
@@ -590,11 +594,11 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// Ends the sessions for good.
     pub(crate) fn give_up(&mut self, failure: Failure) {
-        self.slots.iter_mut().for_each(|slot| slot.stage = Stage::Dead(failure.clone()));
+        self.slots.iter_mut().for_each(|slot| slot.stage = SlotStage::Dead(failure.clone()));
     }
 
-    /// Records the failure of the portal.
-    fn note(&mut self, portal: usize, opening: bool, failure: &Failure) {
+    /// Records the last failure of a portal.
+    fn record_failure(&mut self, portal: usize, opening: bool, failure: &Failure) {
         let known = &mut self.failures[portal];
         // A timeout says less than an earlier answer: another host may be listening there.
         let says_less = |known: &Failure| {
@@ -605,21 +609,26 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// The failure to give up with; `None` to continue trying.
-    fn end(&mut self, now: Instant, opening: bool, failure: &Failure) -> Option<Failure> {
+    /// The failure to give up with; `None`: try again.
+    fn reason_to_give_up(
+        &mut self,
+        now: Instant,
+        opening: bool,
+        failure: &Failure,
+    ) -> Option<Failure> {
         if self.failures.iter().all(is_stale) {
             return Some(failure.clone());
         }
         let Limits { connect_timeout, ctrl_loss_tmo } = self.limits;
         let limit = if opening { connect_timeout } else { ctrl_loss_tmo };
-        let too_late = now.saturating_duration_since(self.since) >= limit;
-        let over = too_late || opening && self.tried >= self.portals.len() && !self.next_round();
-        over.then(|| self.final_failure(opening, limit))
+        let is_late = now.saturating_duration_since(self.down_since) >= limit;
+        let is_over =
+            is_late || opening && self.num_tried >= self.portals.len() && !self.next_round();
+        is_over.then(|| self.final_failure(opening, limit))
     }
 
-    /// Returns whether opening may try another round. A damaged byte or a broken connection may be
-    /// transient; a refusal or a timeout is not. A target that is busy asks for another try, as long as
-    /// there is time.
+    /// Begins another round of opening; returns whether there may be one. A damaged byte or a broken connection may be
+    /// transient; a refusal or a timeout is not. A target that is busy is tried again as long as there is time.
     fn next_round(&mut self) -> bool {
         if self.failures.iter().flatten().any(|failure| failure.kind == ErrorKind::Busy) {
             return true;
@@ -627,8 +636,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let may_pass = |failure: &Failure| {
             matches!(failure.kind, ErrorKind::Corrupt | ErrorKind::Disconnected)
         };
-        self.rounds = self.rounds.saturating_sub(1);
-        self.rounds > 0 && self.failures.iter().flatten().any(may_pass)
+        self.rounds_left = self.rounds_left.saturating_sub(1);
+        self.rounds_left > 0 && self.failures.iter().flatten().any(may_pass)
     }
 
     /// The failure to give up with: the first portal's failure, followed by the other portals' failures.
@@ -651,7 +660,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let mut portal = self.slots[self.main].portal;
         for _ in 0..num_portals {
             portal = (portal + 1) % num_portals;
-            self.tried += 1;
+            self.num_tried += 1;
             if !is_stale(&self.failures[portal]) {
                 break;
             }
@@ -670,11 +679,12 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         next.find(|portal| *portal != used && !is_stale(&self.failures[*portal]))
     }
 
+    /// Starts to connect a slot to a portal, which gets an equal share of the time for all portals.
     fn connect(&mut self, now: Instant, slot: usize, portal: usize) {
         let share = self.limits.connect_timeout / self.portals.len() as u32;
         let state = &mut self.slots[slot];
         state.portal = portal;
-        state.stage = Stage::Connecting { deadline: deadline(now, share) };
+        state.stage = SlotStage::Connecting { deadline: deadline(now, share) };
         self.actions.push_back(Action::Connect { slot, portal });
     }
 
@@ -683,6 +693,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 }
 
+/// Returns whether a portal led to another namespace, so that it is not tried again.
 fn is_stale(failure: &Option<Failure>) -> bool {
     failure.as_ref().is_some_and(|failure| failure.kind == ErrorKind::Stale)
 }
@@ -724,9 +735,11 @@ fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
 /// many hosts of one target do not reconnect at the same time.
 #[derive(Debug)]
 pub(super) struct Backoff {
+    /// The next wait, without the random part.
     step: Duration,
     /// True if no wait was taken since the start or a reset. Set to false to make every attempt wait.
     pub(super) is_fresh: bool,
+    /// The state of the random numbers, never 0.
     random: u64,
 }
 
@@ -738,9 +751,11 @@ impl Backoff {
 
     /// Restarts with short waits.
     pub(super) fn reset(&mut self) {
-        (self.step, self.is_fresh) = (BACKOFF_MIN, true);
+        self.step = BACKOFF_MIN;
+        self.is_fresh = true;
     }
 
+    /// The next wait.
     pub(super) fn next(&mut self) -> Duration {
         let step = self.step;
         self.is_fresh = false;
@@ -756,8 +771,8 @@ impl Backoff {
 /// The most sessions at a time.
 pub const NUM_SLOTS: usize = 2;
 
-/// The waits for a second session are longer by this factor: up to 2 s, because a target that is there but not
-/// accessible is asked as often.
+/// The factor by which waits for a second session are longer: up to 2 s, because a target whose namespaces are not
+/// accessible is asked again and again.
 const SECOND_PATIENCE: u32 = 4;
 
 /// The most rounds over all portals while opening, unless a target is busy.

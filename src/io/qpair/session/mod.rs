@@ -9,26 +9,32 @@
 //! This module decides the next steps. `remote` and the engine open sockets, sleep and wake. `remote/mod.rs`
 //! lists the invariants, which the tests check.
 //!
-//! | file | lifetime of | owner |
+//! | file | state of | used by |
 //! |---|---|---|
-//! | [`connect`] | one connection, from TCP to its use | a controller or an I/O queue |
+//! | [`connect`] | one connection, from TCP to commands | `controller`, `queue` |
 //! | [`controller`] | an admin queue | the keeper's thread |
-//! | `Keeping` | the turn of the keeper's thread | the keeper's thread |
-//! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
+//! | `identification`, `ana` | the namespaces that an admin queue identifies, and their ANA state | `controller` |
+//! | [`lifecycle`] | the sessions with a set of namespaces: paths, losses, resets | all threads, through `shared` |
+//! | `shared` | a lifecycle behind a lock, and the turn of the keeper's thread | all threads |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
-//! | `durability` | the writes that are under way, or not durable yet | the session |
-//! | `Backlog` | an I/O that is not on a connection | the queue |
+//! | `paths` | the load of an I/O queue on each path | `queue` |
+//! | `backlog` | the I/Os of a queue that are not on a connection | `queue`, and the queue of SPDK |
+//! | `durability` | the completed writes that no flush has covered yet | `shared`, `backlog` |
+//! | `underway` | the writes and flushes on the connections of a session | `lifecycle`, `shared`, `queue` |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
+mod ana;
 mod backlog;
 pub mod connect;
 pub mod controller;
 mod durability;
 mod identification;
 pub mod lifecycle;
+mod paths;
 pub mod queue;
 mod shared;
+mod underway;
 
 pub(crate) use backlog::Backlog;
 pub use backlog::{Answer, Attempt};
@@ -57,7 +63,7 @@ pub struct HostIdentity {
     pub nqn: Nqn,
     /// The host identifier.
     pub id: [u8; 16],
-    /// The secrets with which it authenticates, if a controller requires authentication.
+    /// The secrets with which the host authenticates, if a controller requires it; `None`: it cannot.
     pub credentials: Option<Credentials>,
 }
 
@@ -84,7 +90,7 @@ pub struct Terms {
     pub keep_alive_tmo: Duration,
     /// The timeout of a TCP connect.
     pub tcp_timeout: Duration,
-    /// The longest time without progress while commands are outstanding.
+    /// The longest time without progress while commands are outstanding, and the timeout of ICResp.
     pub io_timeout: Duration,
     /// As [`HostOptions::least_progress_bytes`](dlfs_nvme::tcp::host::HostOptions).
     pub least_progress_bytes: u32,
@@ -93,7 +99,7 @@ pub struct Terms {
 /// The result of polling an admin queue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AdminEvent {
-    /// Nothing that the session or its queues must know.
+    /// Nothing has happened that the session or its queues must know.
     Nothing,
     /// The goal is reached: [`Identified`] is complete.
     Ready,
@@ -112,9 +118,9 @@ pub struct Identified {
     pub max_transfer_bytes: Option<u32>,
     /// True if completed writes may be lost with the controller.
     pub has_volatile_write_cache: bool,
-    /// The digests of its connections.
+    /// The digests of the controller's connections.
     pub digests: Digests,
-    /// True if its connections use TLS, which detects every change.
+    /// True if these connections use TLS, which detects every change.
     pub is_secured: bool,
     /// True if the ANA state of a namespace is non-optimized on this path.
     pub is_non_optimized: bool,
@@ -133,7 +139,7 @@ pub struct IdentifiedNamespace {
     pub block_len_bytes: u32,
     /// Size in logical blocks.
     pub num_blocks: u64,
-    /// True if it takes no writes.
+    /// True if the controller refuses writes.
     pub write_protected: bool,
     /// The NGUID, else the UUID, else the EUI-64, else zero.
     pub nguid: [u8; 16],
@@ -163,7 +169,7 @@ pub struct SessionStats {
 pub struct Attached {
     /// The NSID that commands use.
     pub nsid: Nsid,
-    /// Its properties.
+    /// The properties, with the limits of the session.
     pub namespace: Namespace,
 }
 
@@ -198,12 +204,12 @@ impl Identified {
 }
 
 impl Namespace {
-    /// The properties that a queue pair reports in a session where the namespace is `now`. Callers have split
-    /// their I/O by the earlier transfer limit, so the limit never shrinks; the backlog splits I/Os that exceed
+    /// The properties that a queue pair reports once it has joined a session with the properties `joined`. Callers have
+    /// split their I/Os by the earlier transfer limit, so the limit never shrinks; the backlog splits I/Os that exceed
     /// the session's limit.
-    pub(in crate::qpair) fn in_session(&self, now: &Namespace) -> Namespace {
-        let max_transfer_bytes = now.max_transfer_bytes.max(self.max_transfer_bytes);
-        Namespace { max_transfer_bytes, ..now.clone() }
+    pub(in crate::qpair) fn in_session(&self, joined: &Namespace) -> Namespace {
+        let max_transfer_bytes = joined.max_transfer_bytes.max(self.max_transfer_bytes);
+        Namespace { max_transfer_bytes, ..joined.clone() }
     }
 }
 
@@ -212,11 +218,11 @@ impl Namespace {
 pub struct Failure {
     /// The kind that a caller acts on.
     pub kind: ErrorKind,
-    /// Describes the failure, and its place.
+    /// Describes the failure, and the step that failed.
     pub message: String,
     /// Advice for the user.
     pub hint: Option<&'static str>,
-    /// The namespace that it concerns, if not the whole controller.
+    /// The namespace that failed; `None`: the whole controller.
     pub nsid: Option<Nsid>,
 }
 
@@ -273,11 +279,11 @@ impl From<ProtocolError> for Failure {
     }
 }
 
-/// Larger transfers are no faster, and some targets close the connection over them although they state no
-/// limit.
+/// The largest transfer of an I/O. Larger ones are no faster, and some targets close the connection over them although
+/// they state no limit.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// The range of the 0-based 16-bit block count of a read or write.
+/// The most blocks of a read or write: the range of the 0-based 16-bit block count.
 const MAX_BLOCKS: u32 = 1 << 16;
 
 /// The most entries of a queue: the CID has 12 bits for the slot.

@@ -1,7 +1,7 @@
 //! An I/O queue over NVMe/TCP: it joins sessions, issues I/Os in them and leaves them.
 //!
-//! Read [`IoQueue::turn`] first. `qpair/tcp/queue.rs` has the socket, and the queue pairs that share the queue.
-//! `choose` has the path of each I/O: by ANA state first, then by latency and queue depth.
+//! Read [`IoQueue::turn`] first. `qpair/tcp/queue.rs` has the sockets, and the queue pairs that share the queue;
+//! `paths.rs` chooses the path of each I/O.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,6 +15,7 @@ use slab::Slab;
 
 use super::connect::Event;
 use super::lifecycle::NUM_SLOTS;
+use super::paths::{Candidate, PathLoad, choose};
 use super::{
     Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
 };
@@ -77,28 +78,29 @@ pub trait Carrier {
 /// An I/O queue. It owns no socket and never reads a clock. The `Backlog` holds the I/Os that are not on a
 /// connection.
 ///
-/// Its members submit to it, each for one namespace of the session; a completion names its member.
+/// Members submit to the queue, each for one namespace of the session; a completion names the member of its I/O.
 ///
-/// It has a *lane* for each slot of the sessions, which follows the session of that slot. Each read goes to the lane
-/// that `choose` names; writes and flushes, and all I/Os of a host that writes, to that of the main session.
+/// The queue has a *lane* for each slot of the [`Lifecycle`](super::Lifecycle): a connection to the session of that
+/// slot. Each read goes to the lane that `choose` names. Writes and flushes, and all I/Os of a host that writes, go to
+/// the lane of the main session.
 ///
-/// [`IoQueue::turn`] advances it, with the [`Carrier`] of its lanes.
+/// [`IoQueue::turn`] advances the queue, with the [`Carrier`] of its lanes.
 #[derive(Debug)]
 pub struct IoQueue {
-    /// The parameters of a connection, without the subsystem, which the session's portal names.
+    /// The parameters of connections; each takes the subsystem from the portal of its session.
     terms: Terms,
     ctrl_loss_tmo: Duration,
-    members: Slab<Member>,
+    members: Slab<QueueMember>,
     /// True if some member has a fence.
     has_fence: bool,
     /// The number of sessions that the queue has joined.
     pub(crate) num_joins: u64,
     lanes: [Lane; NUM_SLOTS],
-    /// True if two sessions are kept.
+    /// True if two sessions are kept, on two paths.
     has_two: bool,
-    /// True if reads use both.
+    /// True if reads use both sessions.
     spreads_reads: bool,
-    /// The reason why there will be no further connection.
+    /// The reason why there will be no further connection; `None` while there may be one.
     dead: Option<String>,
     pub(crate) backlog: Backlog,
     /// The time of the last turn.
@@ -108,31 +110,32 @@ pub struct IoQueue {
 /// The connection to the session of one slot.
 #[derive(Debug)]
 struct Lane {
-    state: State,
+    state: LaneState,
     load: PathLoad,
 }
 
 /// One submitter of a queue.
 #[derive(Debug)]
-struct Member {
+struct QueueMember {
     /// The index of its namespace in the session.
     ns_index: usize,
     /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
     /// [`Namespace::in_session`].
     namespace: Namespace,
-    /// The fence of its writes.
+    /// The fence of the member's writes.
     fence: Option<Arc<Fence>>,
     /// Blocks that were reported as corrupt and not read since.
     corrupt: Vec<Range<u64>>,
-    /// Its I/Os that were taken and whose completions were not returned yet.
+    /// I/Os that were taken and whose completions were not returned yet.
     owed: usize,
     /// Set once the member was removed; outstanding I/Os keep its number.
     is_removed: bool,
 }
 
 #[derive(Debug)]
-enum State {
-    /// No connection; the next attempt is at this time. `attempt` counts the attempts within one session.
+enum LaneState {
+    /// No connection; the next attempt is at this time. `attempt` is the number of that attempt within one session,
+    /// counted from 1.
     Down { retry_at: Instant, attempt: u32 },
     /// Connecting to a session.
     Joining { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, attempt: u32 },
@@ -150,7 +153,7 @@ impl IoQueue {
             has_fence: false,
             num_joins: 0,
             lanes: [(); NUM_SLOTS].map(|()| Lane {
-                state: State::Down { retry_at: now, attempt: 1 },
+                state: LaneState::Down { retry_at: now, attempt: 1 },
                 load: PathLoad::default(),
             }),
             has_two: false,
@@ -164,11 +167,14 @@ impl IoQueue {
     /// Adds a member that submits I/Os for the namespace at index `ns_index`, whose properties are `namespace`;
     /// returns its number.
     pub fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
-        let fence = None;
-        let corrupt = Vec::new();
-        let owed = 0;
-        let is_removed = false;
-        self.members.insert(Member { ns_index, namespace, fence, corrupt, owed, is_removed })
+        self.members.insert(QueueMember {
+            ns_index,
+            namespace,
+            fence: None,
+            corrupt: Vec::new(),
+            owed: 0,
+            is_removed: false,
+        })
     }
 
     /// Removes a member, which submits no more I/Os and wants no completions. Its unsent I/Os are not sent. If
@@ -188,6 +194,7 @@ impl IoQueue {
         self.forget_if_done(member);
     }
 
+    /// Frees the number of a member that was removed, once all its I/Os have ended.
     fn forget_if_done(&mut self, member: usize) {
         if self.members[member].is_removed && self.members[member].owed == 0 {
             self.members.remove(member);
@@ -210,7 +217,7 @@ impl IoQueue {
         self.has_fence = true;
     }
 
-    /// Returns whether it has joined a session.
+    /// Returns whether the queue has joined a session.
     pub fn is_joined(&self) -> bool {
         self.lanes.iter().any(Lane::is_joined)
     }
@@ -218,17 +225,17 @@ impl IoQueue {
     /// The name of the current step of a queue that has not joined a session.
     pub fn stage(&self) -> &'static str {
         let stages = self.lanes.iter().find_map(|lane| match &lane.state {
-            State::Joining { channel, .. } => channel.stage(),
+            LaneState::Joining { channel, .. } => channel.stage(),
             _ => None,
         });
         stages.unwrap_or("waiting for the controller")
     }
 
-    /// The connection of a lane, if it joins or has joined a session.
+    /// The connection of a lane that joins or has joined a session.
     pub fn channel(&mut self, lane: usize) -> Option<&mut QueueChannel> {
         match &mut self.lanes[lane].state {
-            State::Joining { channel, .. } | State::Joined { channel, .. } => Some(channel),
-            State::Down { .. } => None,
+            LaneState::Joining { channel, .. } | LaneState::Joined { channel, .. } => Some(channel),
+            LaneState::Down { .. } => None,
         }
     }
 
@@ -250,11 +257,11 @@ impl IoQueue {
                 let waits = is_left || !self.is_joined() || !self.backlog.waiting.is_empty();
                 waits.then(|| self.now + SESSION_INTERVAL)
             }
-            State::Down { retry_at, .. } => Some(*retry_at),
-            State::Joining { .. } | State::Joined { .. } => None,
+            LaneState::Down { retry_at, .. } => Some(*retry_at),
+            LaneState::Joining { .. } | LaneState::Joined { .. } => None,
         };
-        let own = self.backlog.next_timeout(self.now);
-        channels.chain(retry).chain(own).min()
+        let backlog = self.backlog.next_timeout(self.now);
+        channels.chain(retry).chain(backlog).min()
     }
 
     /// Records that these blocks returned corrupt data: a member's next read of them sets Force Unit Access
@@ -268,7 +275,8 @@ impl IoQueue {
 
     /// Takes I/Os of a member while there is room.
     pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
-        let Member { ns_index, namespace, fence, corrupt, owed, .. } = &mut self.members[member];
+        let QueueMember { ns_index, namespace, fence, corrupt, owed, .. } =
+            &mut self.members[member];
         let of = (member, *ns_index);
         let count = self.backlog.take(of, pending, namespace, fence.as_ref(), corrupt);
         *owed += count;
@@ -282,7 +290,7 @@ impl IoQueue {
         self.lanes.iter_mut().for_each(|lane| lane.publish(shared));
         for lane in 0..NUM_SLOTS {
             match self.lanes[lane].state {
-                State::Down { retry_at, attempt } if now >= retry_at => {
+                LaneState::Down { retry_at, attempt } if now >= retry_at => {
                     self.try_join(lane, attempt, shared, carrier);
                 }
                 _ => {
@@ -294,7 +302,7 @@ impl IoQueue {
                 // A failure is handled before events: a target may send answers in the same segment as the end of
                 // the connection. `close` handles the answers.
                 match carrier.transfer(lane, now, channel) {
-                    Ok(()) => self.go_on_joining(lane, shared, carrier),
+                    Ok(()) => self.continue_joining(lane, shared, carrier),
                     Err(failure) => self.fail(lane, failure, shared, carrier),
                 }
             }
@@ -326,7 +334,7 @@ impl IoQueue {
         self.now = now;
         while let Some(first) = self.backlog.waiting.front() {
             let Some(lane) = self.lane_for(first.io.op, shared) else { break };
-            let Lane { state: State::Joined { channel, session, .. }, load } =
+            let Lane { state: LaneState::Joined { channel, session, .. }, load } =
                 &mut self.lanes[lane]
             else {
                 break;
@@ -354,11 +362,11 @@ impl IoQueue {
         }
     }
 
-    /// The lane that takes an I/O now.
+    /// The lane that takes an I/O now; `None`: the I/O waits.
     fn lane_for(&self, op: IoOp, shared: &TcpShared) -> Option<usize> {
         let [one, two] = &self.lanes;
         let candidate = |lane: &Lane| match &lane.state {
-            State::Joined { channel, session, .. }
+            LaneState::Joined { channel, session, .. }
                 if !session.underway.is_left()
                     && (op == IoOp::Read && self.spreads_reads
                         || session.number == shared.live()) =>
@@ -395,7 +403,7 @@ impl IoQueue {
         loop {
             let now = self.now;
             let (attempt, result, lane) = self.lanes.iter_mut().find_map(|lane| {
-                let State::Joined { channel, .. } = &mut lane.state else { return None };
+                let LaneState::Joined { channel, .. } = &mut lane.state else { return None };
                 while let Some(event) = channel.poll_event(now) {
                     if let Event::Done { payload, result } = event {
                         return Some((payload, result, lane));
@@ -404,7 +412,7 @@ impl IoQueue {
                 None
             })?;
             lane.load.done(attempt.sent_at.map_or(Duration::ZERO, |sent_at| now - sent_at));
-            let State::Joined { session, .. } = &lane.state else { return None };
+            let LaneState::Joined { session, .. } = &lane.state else { return None };
             let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
             let read = attempt.io.op == IoOp::Read;
             if success && read && session.proven.load(Ordering::Relaxed) {
@@ -420,13 +428,14 @@ impl IoQueue {
         }
     }
 
-    /// Leaves the sessions that it has joined.
+    /// Leaves all sessions.
     pub fn leave(&mut self, reason: &str, shared: &TcpShared, carrier: &mut impl Carrier) {
         for lane in 0..NUM_SLOTS {
             self.close(lane, reason, false, shared, carrier);
         }
     }
 
+    /// Leaves a session that has ended.
     fn notice_lost_session(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
         let Some((_, session)) = self.lanes[lane].joining() else { return };
         if self.lets_writes_end(lane, shared) {
@@ -440,7 +449,9 @@ impl IoQueue {
     /// Returns whether a lane stays in a session that is left until the writes and flushes on it have ended. The
     /// connection's time limits bound that, and the slot's next session, which needs the lane.
     fn lets_writes_end(&self, lane: usize, shared: &TcpShared) -> bool {
-        let State::Joined { channel, session, .. } = &self.lanes[lane].state else { return false };
+        let LaneState::Joined { channel, session, .. } = &self.lanes[lane].state else {
+            return false;
+        };
         session.underway.is_left()
             && shared.number_in(lane) == 0
             && channel.outstanding().any(|attempt| attempt.io.op != IoOp::Read)
@@ -449,7 +460,7 @@ impl IoQueue {
     /// Ends the connection when a fence has closed: the rest of a partly sent write must not be sent. The
     /// session ends, too, because its target might hold back some of the sent bytes.
     fn notice_closed_fence(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let State::Joined { channel, .. } = &self.lanes[lane].state else { return };
+        let LaneState::Joined { channel, .. } = &self.lanes[lane].state else { return };
         if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
             let message = "the time to write has passed";
             self.fail(lane, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
@@ -484,7 +495,7 @@ impl IoQueue {
         if self.dead.is_some() {
             return;
         }
-        let retry = State::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
+        let retry = LaneState::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
         let Some(session) = self.session_for(lane, shared) else {
             self.lanes[lane].state = retry;
             return;
@@ -501,15 +512,17 @@ impl IoQueue {
         terms.common.subnqn = session.portal.address.subnqn.clone();
         let opened = carrier.open(lane, session.portal.socket);
         let channel = Channel::new(self.now, terms);
-        self.lanes[lane].state = State::Joining { channel, session, qid, attempt };
+        self.lanes[lane].state = LaneState::Joining { channel, session, qid, attempt };
         if let Err(failure) = opened {
             self.fail(lane, failure, shared, carrier);
         }
     }
 
     /// Handles the events of a connection that has not joined its session yet.
-    fn go_on_joining(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let State::Joining { channel, attempt, .. } = &mut self.lanes[lane].state else { return };
+    fn continue_joining(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let LaneState::Joining { channel, attempt, .. } = &mut self.lanes[lane].state else {
+            return;
+        };
         match channel.poll_event(self.now) {
             None => {}
             Some(Event::Ready { .. }) => self.become_joined(lane),
@@ -519,7 +532,7 @@ impl IoQueue {
                 let attempt = *attempt + 1;
                 self.close(lane, &failure.message, false, shared, carrier);
                 self.backlog.last_failure = Some(failure);
-                self.lanes[lane].state = State::Down { retry_at, attempt };
+                self.lanes[lane].state = LaneState::Down { retry_at, attempt };
             }
             Some(Event::Failed { failure, .. }) => self.fail(lane, failure, shared, carrier),
             Some(Event::Concatenated { .. }) => {
@@ -531,8 +544,8 @@ impl IoQueue {
     }
 
     fn become_joined(&mut self, lane: usize) {
-        let down = State::Down { retry_at: self.now, attempt: 1 };
-        let State::Joining { mut channel, session, qid, .. } =
+        let down = LaneState::Down { retry_at: self.now, attempt: 1 };
+        let LaneState::Joining { mut channel, session, qid, .. } =
             std::mem::replace(&mut self.lanes[lane].state, down)
         else {
             unreachable!("only a joining queue is answered its Connect")
@@ -543,7 +556,7 @@ impl IoQueue {
             member.namespace = member.namespace.in_session(now);
         }
         self.num_joins += 1;
-        self.lanes[lane].state = State::Joined { channel, session, qid };
+        self.lanes[lane].state = LaneState::Joined { channel, session, qid };
         self.backlog.set_up();
     }
 
@@ -575,10 +588,10 @@ impl IoQueue {
         carrier: &mut impl Carrier,
     ) {
         self.lanes[lane].publish(shared);
-        let down = State::Down { retry_at: self.now, attempt: 1 };
+        let down = LaneState::Down { retry_at: self.now, attempt: 1 };
         let (channel, session, qid) = match std::mem::replace(&mut self.lanes[lane].state, down) {
-            State::Joining { channel, session, qid, .. }
-            | State::Joined { channel, session, qid } => (channel, session, qid),
+            LaneState::Joining { channel, session, qid, .. }
+            | LaneState::Joined { channel, session, qid } => (channel, session, qid),
             other => {
                 self.lanes[lane].state = other;
                 return;
@@ -631,17 +644,17 @@ impl IoQueue {
 
 impl Lane {
     fn is_joined(&self) -> bool {
-        matches!(self.state, State::Joined { .. })
+        matches!(self.state, LaneState::Joined { .. })
     }
 
     /// Returns whether its session is left.
     fn is_left(&self) -> bool {
-        matches!(&self.state, State::Joined { session, .. } if session.underway.is_left())
+        matches!(&self.state, LaneState::Joined { session, .. } if session.underway.is_left())
     }
 
     /// Adds the I/Os that have ended to the statistics of the path.
     fn publish(&mut self, shared: &TcpShared) {
-        if let State::Joined { session, .. } = &self.state {
+        if let LaneState::Joined { session, .. } = &self.state {
             shared.add_done(session.path, self.load.take());
         }
     }
@@ -649,10 +662,9 @@ impl Lane {
     /// The channel, and the session that it joins or has joined.
     fn joining(&self) -> Option<(&QueueChannel, &TcpSession)> {
         match &self.state {
-            State::Joining { channel, session, .. } | State::Joined { channel, session, .. } => {
-                Some((channel, session))
-            }
-            State::Down { .. } => None,
+            LaneState::Joining { channel, session, .. }
+            | LaneState::Joined { channel, session, .. } => Some((channel, session)),
+            LaneState::Down { .. } => None,
         }
     }
 }
@@ -677,65 +689,6 @@ fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     }
 }
 
-/// The load and the latency of an I/O queue on one path.
-#[derive(Debug, Default)]
-struct PathLoad {
-    /// A moving average of the latency; 0: not measured.
-    latency_ns: u64,
-    /// I/Os that were sent and have not ended.
-    outstanding: u64,
-    /// I/Os that have ended since the last [`PathLoad::take`].
-    num_done: u64,
-    /// The sum of their latencies.
-    done_ns: u64,
-}
-
-/// A path that can take an I/O now, or could if its queue were not full.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    is_optimized: bool,
-    has_room: bool,
-    cost: u64,
-}
-
-impl PathLoad {
-    fn done(&mut self, took: Duration) {
-        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.outstanding = self.outstanding.saturating_sub(1);
-        self.num_done += 1;
-        self.done_ns = self.done_ns.saturating_add(took_ns);
-        self.latency_ns = match self.latency_ns {
-            0 => took_ns,
-            before => before - before / SMOOTHING + took_ns / SMOOTHING,
-        };
-    }
-
-    /// The time that one more I/O would wait, roughly.
-    fn cost(&self) -> u64 {
-        self.latency_ns.max(1).saturating_mul(self.outstanding + 1)
-    }
-
-    /// Notes that the other path was preferred: an old measurement fades, so that the path is tried again.
-    fn passed_over(&mut self) {
-        self.latency_ns -= self.latency_ns >> FADING;
-    }
-
-    /// The number and the summed latency of the I/Os that have ended since the last call.
-    fn take(&mut self) -> (u64, u64) {
-        (std::mem::take(&mut self.num_done), std::mem::take(&mut self.done_ns))
-    }
-}
-
-/// The path for an I/O; `None`: it waits. A path that is not optimized is used only if no other one is.
-fn choose(paths: [Option<Candidate>; NUM_SLOTS]) -> Option<usize> {
-    let any_optimized = paths.iter().flatten().any(|path| path.is_optimized);
-    let allowed = paths.iter().enumerate().filter_map(|(slot, path)| {
-        let path = path.filter(|path| path.has_room && (path.is_optimized || !any_optimized))?;
-        Some((path.cost, slot))
-    });
-    allowed.min().map(|(_, slot)| slot)
-}
-
 /// The most ranges of corrupt blocks that a member remembers. A reader rereads at once the blocks that it
 /// reports.
 const MAX_CORRUPT: usize = 1024;
@@ -748,84 +701,3 @@ const MAX_JOIN_ATTEMPTS: u32 = 10;
 
 /// The wait after a refused Connect.
 const JOIN_INTERVAL: Duration = Duration::from_millis(20);
-
-/// The weight of older measurements in the moving average.
-const SMOOTHING: u64 = 8;
-
-/// A measurement loses 1/2^FADING of itself each time that the path is passed over.
-const FADING: u32 = 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn path(is_optimized: bool, has_room: bool, cost: u64) -> Option<Candidate> {
-        Some(Candidate { is_optimized, has_room, cost })
-    }
-
-    #[test]
-    fn an_optimized_path_is_preferred_even_if_it_is_slower_or_full() {
-        assert_eq!(choose([path(false, true, 1), path(true, true, 9)]), Some(1));
-        assert_eq!(choose([path(false, true, 1), path(true, false, 9)]), None);
-        assert_eq!(choose([path(false, true, 1), None]), Some(0));
-        assert_eq!(choose([path(true, true, 2), path(true, true, 1)]), Some(1));
-        assert_eq!(choose([path(true, true, 2), path(true, false, 1)]), Some(0));
-        assert_eq!(choose([None, None]), None);
-    }
-
-    /// Two paths whose queues serve one I/O at a time, with 32 outstanding: the number of I/Os of each.
-    fn shares(latency_ns: [u64; 2], num: u64) -> [u64; 2] {
-        let mut loads = [PathLoad::default(), PathLoad::default()];
-        let mut free_at = [0; 2];
-        let mut ends: Vec<(u64, usize, u64)> = Vec::new();
-        let mut counts = [0; 2];
-        let mut now = 0;
-        for _ in 0..num {
-            if ends.len() == 32 {
-                ends.sort_unstable();
-                let (at, slot, sent) = ends.remove(0);
-                now = at;
-                loads[slot].done(Duration::from_nanos(at - sent));
-            }
-            let slot = choose([0, 1].map(|slot| path(true, true, loads[slot].cost()))).unwrap();
-            loads[1 - slot].passed_over();
-            loads[slot].outstanding += 1;
-            counts[slot] += 1;
-            free_at[slot] = now.max(free_at[slot]) + latency_ns[slot];
-            ends.push((free_at[slot], slot, now));
-        }
-        counts
-    }
-
-    #[test]
-    fn equal_paths_share_the_load_and_a_slower_one_gets_less_but_some() {
-        let [one, two] = shares([100_000, 100_000], 10_000);
-        assert!(one.abs_diff(two) < 2_000, "{one} and {two}");
-        let [fast, slow] = shares([100_000, 400_000], 10_000);
-        assert!(slow * 2 < fast && slow > 100, "{fast} and {slow}");
-    }
-
-    #[test]
-    fn a_path_that_was_slow_is_tried_again() {
-        let mut slow = PathLoad::default();
-        let mut fast = PathLoad::default();
-        slow.done(Duration::from_millis(100));
-        fast.done(Duration::from_micros(100));
-        let mut passed = 0;
-        while choose([path(true, true, slow.cost()), path(true, true, fast.cost())]) == Some(1) {
-            slow.passed_over();
-            passed += 1;
-        }
-        assert!((1_000..20_000).contains(&passed), "{passed}");
-    }
-
-    #[test]
-    fn what_a_lost_connection_owed_is_no_load() {
-        let mut load = PathLoad::default();
-        load.done(Duration::from_nanos(50));
-        load.outstanding += 3;
-        assert_eq!(load.cost(), 200);
-        load.outstanding = 0;
-        assert_eq!((load.cost(), load.take(), load.take()), (50, (1, 50), (0, 0)));
-    }
-}

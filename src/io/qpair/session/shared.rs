@@ -1,7 +1,7 @@
-//! The state of sessions that the threads of one process share, and one turn of the keeper, which owns the admin
-//! queues. It passes the events of an admin queue to the sessions, and the actions of the sessions to the admin queue.
+//! The state of sessions that the threads of one process share ([`Shared`]), and the turn of the keeper's thread, which
+//! passes events and actions between the sessions and the admin queues.
 //!
-//! The keeper's thread runs a turn with sockets; a simulation runs it with its own network: see [`Keeping`].
+//! The keeper's thread runs [`turn`] with sockets, a simulation with a simulated network: see [`Keeping`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,20 +30,22 @@ pub(crate) enum SessionState<P, J> {
 /// Counters of one path.
 #[derive(Debug, Default)]
 struct PathCounters {
+    /// I/O commands that ended on the path.
     commands: AtomicU64,
+    /// The sum of their latencies.
     latency_ns: AtomicU64,
 }
 
 /// Statistics of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathStats {
-    /// True if its ANA state is optimized, false if not; `None`: no session is live on it.
+    /// True if the ANA state is optimized, false if not; `None`: no session is live on the path.
     pub is_optimized: Option<bool>,
-    /// I/O commands that ended on it.
+    /// I/O commands that ended on the path.
     pub commands: u64,
     /// The sum of their latencies.
     pub latency_ns: u64,
-    /// Sessions that were lost on it.
+    /// Sessions that were lost on the path.
     pub losses: u64,
 }
 
@@ -52,17 +54,20 @@ pub struct PathStats {
 /// Only the process that created it may take the lock: in a child process it may be held for ever.
 #[derive(Debug)]
 pub struct Shared<P, J> {
-    home: Forked<()>,
+    /// Tells the process that created it from a child process.
+    process: Forked<()>,
     /// The number of the main session, 0 when none is live. Queue pairs compare it in every turn.
     live: AtomicU64,
     /// The number of the session of each slot, 0 when none is live.
     numbers: [AtomicU64; NUM_SLOTS],
+    /// True if two sessions are kept, on two paths.
     pub(super) keeps_two: bool,
     /// True if reads use both sessions.
     pub(super) spreads_reads: bool,
     /// The counters of each path, in the order of the portals.
     paths: Box<[PathCounters]>,
     lifecycle: Mutex<Lifecycle<P, J>>,
+    /// Signals that the main session has changed, or that the lifecycle has ended.
     changed: Condvar,
     /// The namespaces as they were first identified. Readable without a lock, also after a fork.
     identity: OnceLock<Arc<[Attached]>>,
@@ -74,18 +79,18 @@ pub struct Shared<P, J> {
     pub(super) damaged: AtomicU64,
     /// Commands that were issued again.
     pub(super) retried: AtomicU64,
+    /// True if there are several paths.
     has_other_paths: bool,
-    /// Wakes the thread that owns the controller.
+    /// Wakes the keeper's thread.
     wake: fn(),
 }
 
 impl<P: Clone + fmt::Display, J> Shared<P, J> {
-    /// Shares `lifecycle` among the threads of the calling process; `wake` wakes the thread that owns the
-    /// controller.
+    /// Shares `lifecycle` among the threads of the calling process; `wake` wakes the keeper's thread.
     pub fn new(lifecycle: Lifecycle<P, J>, has_other_paths: bool, wake: fn()) -> Shared<P, J> {
         let seen = lifecycle.identity().cloned();
         let shared = Shared {
-            home: Forked::new(()),
+            process: Forked::new(()),
             live: AtomicU64::new(0),
             numbers: Default::default(),
             keeps_two: lifecycle.keeps_two,
@@ -107,14 +112,15 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         shared
     }
 
+    /// Publishes the namespaces as they were first identified.
     fn note_identity(&self, seen: &Arc<[Attached]>) {
         self.durability.get_or_init(|| seen.iter().map(|_| Durability::default()).collect());
         self.identity.get_or_init(|| Arc::clone(seen));
     }
 
-    /// Returns whether it belongs to the calling process.
+    /// Returns whether the calling process created it.
     pub fn is_ours(&self) -> bool {
-        self.home.is_ours()
+        self.process.is_ours()
     }
 
     /// Runs `f` under the lock and publishes its changes.
@@ -254,7 +260,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// The reason for the end of session `number`; `None` while it is live in a slot.
+    /// The reason for the end of session `number`; `None` while the session is live in a slot.
     pub(crate) fn why_over(&self, number: u64) -> Option<String> {
         let reason = || match self.phase() {
             Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
@@ -279,7 +285,8 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// Records that writes and flushes have left the connections of a session. Its controller may wait for that.
+    /// Records that `num` writes and flushes have left the connections of a session. The lifecycle may wait for that
+    /// before it closes the controller.
     pub(super) fn writes_ended(&self, session: &Session<P, J>, num: usize) {
         if session.underway.end(num) && self.is_ours() {
             (self.wake)();
@@ -291,8 +298,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     pub(super) fn wrote(&self, number: u64, ns_index: usize) {
         let durability = self.durability(ns_index);
         durability.wrote();
-        // If the session has ended meanwhile, this write may be lost with the earlier ones; those of a later session
-        // are not.
+        // If the session has ended meanwhile, this write may be lost with the earlier ones of the session.
         if self.live.load(Ordering::SeqCst) != number {
             durability.owe_report();
         }
