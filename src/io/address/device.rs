@@ -1,5 +1,5 @@
-//! Addresses of controllers that this library's NVMe/TCP host does not reach: through SPDK, on PCIe, and over vfio-user,
-//! by which another process emulates a controller.
+//! Addresses of controllers that this library's NVMe/TCP host does not reach: through SPDK, on PCIe, and over
+//! vfio-user, by which another process emulates a controller.
 //!
 //! ```text
 //! pcie:0000:5e:00.0[?ns=N]                                       a drive, by this library's driver

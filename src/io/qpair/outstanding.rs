@@ -43,7 +43,7 @@ impl Outstanding {
         count
     }
 
-    /// Fails all outstanding I/Os for this reason. The shared queue keeps their buffers, so their completions have empty
+    /// Fails all outstanding I/Os for this reason. The shared queue keeps their buffers, so the completions have empty
     /// ones.
     pub(super) fn lose(&mut self, reason: &str) {
         let tags = std::mem::take(&mut self.tags);

@@ -18,7 +18,7 @@ use super::cpus::online;
 pub struct Spinning {
     /// The longest duration of a spin that finds nothing, without `credit`: at most `SPIN`, halved by each long sleep.
     budget: Duration,
-    /// Spin time beyond `budget` that completed I/Os have earned since the last sleep: at most `EARNED_MAX` times `EARNED`.
+    /// Spin time beyond `budget` that completed I/Os have earned since the last sleep: at most 200 µs.
     credit: Duration,
     /// The duration of the current spin so far.
     spun: Duration,

@@ -29,7 +29,7 @@ pub struct TransportId {
     pub subnqn: String,
 }
 
-/// Options of a connection.
+/// Options of connecting to a controller.
 #[derive(Debug, Clone)]
 pub struct ControllerOptions {
     /// Host NQN.
@@ -70,6 +70,7 @@ pub struct Connecting {
 #[repr(C)]
 struct Request {
     options: sys::spdk_nvme_ctrlr_opts,
+    /// The controller, once it is connected; else null.
     attached: *mut sys::spdk_nvme_ctrlr,
 }
 
@@ -119,6 +120,7 @@ impl Connecting {
         NonNull::new(attached).map(|raw| Some(Controller::new(raw))).ok_or_else(|| self.failed())
     }
 
+    /// The error of an attempt that has failed.
     fn failed(&self) -> Error {
         Error::new(ErrorKind::Refused, format!("SPDK cannot connect{}", log::reason()))
     }
@@ -167,15 +169,19 @@ pub struct Identified {
 
 /// A connected controller, until [`Controller::shut`].
 pub struct Controller {
+    /// SPDK's controller; `None` once it was shut down. Locked while a call uses it.
     raw: Mutex<Option<NonNull<sys::spdk_nvme_ctrlr>>>,
+    /// The I/O queues, which end before the controller is detached.
     queues: Mutex<Vec<Weak<dyn Stop>>>,
+    /// In a box, since SPDK keeps the address for the callback.
     events: Box<Events>,
 }
 
-/// Written by the callback for asynchronous events.
 #[derive(Default)]
 struct Events {
+    /// The number of asynchronous events, which the callback counts.
     count: AtomicU64,
+    /// Set once the controller was shut down or abandoned.
     is_over: AtomicBool,
 }
 
@@ -332,6 +338,7 @@ impl Drop for Controller {
     }
 }
 
+/// Detaches a controller without queues; gives up after `DETACH_LIMIT`.
 fn detach(controller: NonNull<sys::spdk_nvme_ctrlr>) {
     let mut context = null_mut();
     // SAFETY: attached, and it has no queue any more.
@@ -418,5 +425,6 @@ fn controller_options(wanted: &ControllerOptions) -> sys::spdk_nvme_ctrlr_opts {
     options
 }
 
-/// SPDK stops waiting for a controller's shutdown after 10 s, or after the controller's own timeout.
+/// The longest wait for a controller to detach. SPDK stops waiting for its shutdown after 10 s, or after a timeout that
+/// the controller states.
 const DETACH_LIMIT: Duration = Duration::from_secs(12);

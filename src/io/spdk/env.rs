@@ -23,13 +23,14 @@ pub struct Environment {
     pid: u32,
 }
 
+/// The outcome of starting the environment; `None` before the first attempt. Locked while it starts.
 static STARTED: Mutex<Option<Result<Environment, String>>> = Mutex::new(None);
 
 /// Set in a child process, where SPDK must not be used.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Held while connecting, detaching or sending keep-alives in the background: the process must not
-/// exit meanwhile.
+/// Locked while a background thread is in SPDK, to connect, detach or send keep-alives: the process must not exit
+/// meanwhile.
 static AT_WORK: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// Delays process exit while a background thread works with controllers. Once exit has begun, this function
@@ -81,6 +82,7 @@ pub(super) fn has_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
+/// The error in a child process.
 fn forked() -> Error {
     Error::new(ErrorKind::Unsupported, "SPDK cannot be used in a child of the process that started it")
         .hint("open spdk: addresses after the fork only, or start workers with spawn; nvme-tcp: addresses work in both")
@@ -127,6 +129,7 @@ fn free_huge_bytes() -> usize {
     pages.saturating_mul(HUGE_LEN)
 }
 
+/// Starts DPDK; the error is the end of a sentence.
 fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     let affinity = sched_getaffinity(None).ok();
     let mask = core_mask(affinity.as_ref());
@@ -168,6 +171,7 @@ fn init(memory_bytes: usize, huge_pages: bool) -> Result<Environment, String> {
     Ok(Environment { huge_pages, pid: std::process::id() })
 }
 
+/// Runs in a child process after a fork.
 unsafe extern "C" fn note_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
@@ -181,6 +185,8 @@ fn core_mask(affinity: Option<&CpuSet>) -> CString {
 /// The longest delay of process exit: longer than detaching one controller can take.
 const EXIT_LIMIT: Duration = Duration::from_secs(15);
 
+/// The length of a huge page, in bytes.
 const HUGE_LEN: usize = 2 << 20;
+
 /// The least memory for one controller with a few queues.
 const MIN_MEMORY: usize = 16 << 20;

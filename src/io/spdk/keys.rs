@@ -51,6 +51,7 @@ impl Key {
         NonNull::new(key).map(Key).ok_or_else(refused)
     }
 
+    /// The key as SPDK's options take it.
     pub(super) fn as_ptr(&self) -> *mut sys::spdk_key {
         self.0.as_ptr()
     }

@@ -33,6 +33,7 @@ pub(super) fn reason() -> String {
 #[cfg(target_arch = "x86_64")]
 type Arguments = *mut sys::__va_list_tag;
 
+/// Formats a message of SPDK's log and keeps it.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn record(
     level: c_int,
@@ -50,6 +51,7 @@ unsafe extern "C" fn record(
     keep(level, text.trim());
 }
 
+/// Keeps the format of a message of SPDK's log.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe extern "C" fn record(
     level: c_int,
@@ -64,6 +66,7 @@ unsafe extern "C" fn record(
     keep(level, text.trim());
 }
 
+/// Logs a message, and records the first error.
 fn keep(level: c_int, text: &str) {
     // The prefix names host, subsystem and address, which the reporter of the error adds anyway.
     let text =

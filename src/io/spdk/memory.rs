@@ -10,7 +10,7 @@ use dlfs_base::buf::PageSource;
 /// SPDK's heap as a source of pages.
 #[derive(Debug)]
 pub struct DriverMemory {
-    /// Gives the static an address of its own, by which buffers know their driver.
+    /// Gives the static a distinct address, by which buffers know their driver.
     _place: u8,
 }
 
@@ -46,5 +46,5 @@ unsafe impl PageSource for DriverMemory {
     }
 }
 
-/// The alignment of allocations: buffers of whole huge pages are registered with devices as one region.
+/// The alignment of allocations, in bytes: memory of whole huge pages is registered with devices as one region.
 const ALIGN: usize = 2 << 20;

@@ -7,17 +7,17 @@
 //! | the environment is started once per process, and not used after a fork | `env.rs` |
 //! | starting it pins the thread to one core | `env.rs` restores the affinity |
 //! | connecting and detaching: one thread at a time | the caller: one keeper thread per process |
-//! | an I/O queue is used by one thread at a time | the lock of `queue.rs` |
+//! | an I/O queue is used by one thread at a time | the lock in `queue.rs` |
 //! | a queue is freed before its controller is detached | `controller.rs`, [`Controller::shut`] |
 //! | a device writes only into memory that it can access | `memory.rs`, and the submitter |
 //! | no background thread is in SPDK when the process exits | `env.rs`, [`at_work`] |
 //! | callbacks run in the middle of SPDK's work | they only record |
 //!
 //! The environment is never stopped: SPDK cannot start it again, and its memory is freed with the
-//! process. Controllers are detached in an orderly way when their last user is gone.
+//! process. Controllers are detached when their last user is gone.
 //!
-//! This module has no policy: `qpair::spdk` decides what to connect to, how long to wait, and what
-//! to do about failures. Read `queue.rs` first.
+//! This module has no policy: `qpair::spdk` chooses the controllers, limits waits and handles failures. Read `queue.rs`
+//! first.
 #![allow(unsafe_code)] // the only module that calls SPDK
 
 mod controller;

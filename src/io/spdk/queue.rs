@@ -1,5 +1,5 @@
-//! An I/O queue of SPDK. A command is submitted with the owner of its buffer, and returns the owner with its
-//! status.
+//! An I/O queue of SPDK. A command is submitted with a [`Payload`], which owns the buffer; the end of the command
+//! returns the payload, with the status.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -60,21 +60,25 @@ pub struct Core<T: Payload> {
     ns: NonNull<sys::spdk_nvme_ns>,
     /// Written by callbacks; SPDK holds its address.
     board: NonNull<Board>,
+    /// The payload of each slot's command.
     payloads: Box<[Option<T>]>,
+    /// The numbers of unused slots.
     free: Vec<u16>,
     is_connected: bool,
 }
 
-/// Completions recorded by callbacks: slot numbers, in order.
+/// The memory that callbacks write.
 struct Board {
-    slots: Box<[Slot]>,
+    slots: Box<[CommandSlot]>,
+    /// The numbers of the slots whose commands have ended, in order; the first `num_done` are valid.
     done: Box<[u16]>,
     num_done: usize,
+    /// Set once the queue has lost its connection.
     is_disconnected: bool,
 }
 
 /// Context of one command's callback.
-struct Slot {
+struct CommandSlot {
     board: *mut Board,
     number: u16,
     /// Status as on the wire; bit 0 is the phase.
@@ -248,13 +252,14 @@ impl<T: Payload> Core<T> {
                 sys::spdk_nvme_qpair_process_completions(raw.as_ptr(), limit).into()
             },
         };
-        let count = self.hand_out(max, &mut ended);
+        let count = self.return_ended(max, &mut ended);
         // SAFETY: the board lives as long as this struct; no callback runs now.
         let is_disconnected = unsafe { self.board.as_ref().is_disconnected };
         if code < 0 || is_disconnected { Err(Gone) } else { Ok(count) }
     }
 
-    fn hand_out(&mut self, max: usize, ended: &mut impl FnMut(T, Status)) -> usize {
+    /// Passes at most `max` commands that have ended to `ended`; returns their number.
+    fn return_ended(&mut self, max: usize, ended: &mut impl FnMut(T, Status)) -> usize {
         // SAFETY: the board lives as long as this struct; callbacks come only from calls into SPDK, and
         // `ended` is the caller's, which cannot reach this queue while it is borrowed.
         let board = unsafe { self.board.as_mut() };
@@ -315,7 +320,7 @@ impl<T: Payload> Drop for Core<T> {
 impl Board {
     fn new(depth: u16) -> NonNull<Board> {
         let slots =
-            (0..depth).map(|number| Slot { board: null_mut(), number, status: 0 }).collect();
+            (0..depth).map(|number| CommandSlot { board: null_mut(), number, status: 0 }).collect();
         let done = vec![0; usize::from(depth)].into();
         let board = Box::leak(Box::new(Board { slots, done, num_done: 0, is_disconnected: false }));
         let address: *mut Board = board;
@@ -324,8 +329,9 @@ impl Board {
     }
 }
 
+/// Called by SPDK when a command has ended.
 unsafe extern "C" fn completed(slot: *mut c_void, completion: *const sys::spdk_nvme_cpl) {
-    let slot: *mut Slot = slot.cast();
+    let slot: *mut CommandSlot = slot.cast();
     // SAFETY: SPDK returns the submitted slot and a completion that is live during the call. The board is
     // live until the queue has ended, and only the thread that holds the queue's lock, which is inside SPDK
     // now, accesses it. A slot completes once, so there is room for it.
@@ -334,13 +340,14 @@ unsafe extern "C" fn completed(slot: *mut c_void, completion: *const sys::spdk_n
         let board = (*slot).board;
         let at = (*board).num_done;
         let done = &mut (*board).done;
-        if let Some(place) = done.get_mut(at) {
-            *place = (*slot).number;
+        if let Some(entry) = done.get_mut(at) {
+            *entry = (*slot).number;
         }
         (*board).num_done = at + 1;
     }
 }
 
+/// Called by SPDK when a queue in a poll group has lost its connection.
 unsafe extern "C" fn disconnected(_queue: *mut sys::spdk_nvme_qpair, board: *mut c_void) {
     // SAFETY: the board is the group's context and lives as long as the group.
     unsafe { (*board.cast::<Board>()).is_disconnected = true };

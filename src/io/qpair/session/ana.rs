@@ -18,8 +18,8 @@ pub(super) enum Ana {
 }
 
 impl Ana {
-    /// Decodes an ANA log for `namespaces`, each with its ANA group. The log has a header of 16 bytes with the number of
-    /// groups at byte 8, then 32 bytes for each group, with the identifier at byte 0 and the state at byte 16.
+    /// Decodes an ANA log for `namespaces`, each with its ANA group. The log has a header of 16 bytes, with the number
+    /// of groups at byte 8, then 32 bytes for each group, with the identifier at byte 0 and the state at byte 16.
     pub(super) fn decode(log: &[u8], namespaces: &[(Nsid, u32)]) -> Ana {
         let mut worst = Ana::Optimized;
         let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));

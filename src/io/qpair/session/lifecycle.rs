@@ -461,8 +461,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Handles namespaces that were identified again while the session of a slot is live. A namespace that has grown
-    /// keeps the old size here. A namespace that was replaced, or has shrunk, ends the session. The session is left if a
-    /// namespace became inaccessible.
+    /// keeps the old size here. A namespace that was replaced, or has shrunk, ends the session. The session is left if
+    /// a namespace became inaccessible.
     pub(crate) fn handle_changed(
         &mut self,
         now: Instant,

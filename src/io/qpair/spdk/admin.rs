@@ -2,7 +2,7 @@
 //!
 //! SPDK has one controller for each transport ID and host NQN, even if a process connects several times. So the
 //! namespaces of one process share the controller: the first namespace connects, and the others find the
-//! controller in a list here. It is shut down when its last namespace is dropped, or as soon as a namespace
+//! controller in the list of this file. It is shut down when its last namespace is dropped, or as soon as a namespace
 //! finds it lost.
 
 use std::path::Path;
@@ -24,9 +24,9 @@ use dlfs_nvme::nvme::{IdentifyController, IdentifyNamespace};
 pub(super) struct Admin {
     target: TransportId,
     options: ControllerOptions,
-    /// The requested namespace, then the one that was found.
+    /// The namespace; `None`: the first active one, before the controller is identified.
     nsid: Option<Nsid>,
-    stage: Stage,
+    stage: AdminStage,
     /// Set once the controller and the namespace are identified.
     is_ready: bool,
     /// Set if the controller itself has failed.
@@ -34,19 +34,22 @@ pub(super) struct Admin {
     identified: Identified,
     /// The number of events that were handled.
     num_events: u64,
+    /// The time of the next poll.
     next_poll: Instant,
 }
 
-enum Stage {
+enum AdminStage {
     /// Another namespace is connecting to the controller or uses it with other options, or an earlier controller
     /// has not ended yet.
     Awaiting,
+    /// This namespace is connecting to the controller.
     Connecting(Connecting),
-    Up(Arc<Shared>),
+    /// The controller is connected.
+    Up(Arc<SharedController>),
 }
 
 /// A controller, and the number of namespaces of this process that use it.
-struct Shared {
+struct SharedController {
     controller: Arc<Controller>,
     users: AtomicUsize,
 }
@@ -56,18 +59,21 @@ static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { entries: Vec::new(), orphans: Vec::new() });
 
 struct Registry {
+    /// Controllers that are connected, or being connected.
     entries: Vec<Entry>,
     /// Attempts that were given up, and that SPDK cannot cancel before they end.
     orphans: Vec<(ControllerKey, Connecting)>,
 }
 
+/// The transport ID, and the host NQN.
 type ControllerKey = (TransportId, String);
 
 struct Entry {
     key: ControllerKey,
+    /// The options of the connection, as text: namespaces with other options do not share the controller.
     terms: String,
     /// `None` while it is connecting.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedController>>,
 }
 
 fn registry() -> MutexGuard<'static, Registry> {
@@ -75,8 +81,8 @@ fn registry() -> MutexGuard<'static, Registry> {
 }
 
 impl Registry {
-    /// Drops attempts that have ended by now.
-    fn bury(&mut self) {
+    /// Drops orphans that have ended by now.
+    fn drop_ended(&mut self) {
         let Registry { entries, orphans } = self;
         orphans.retain_mut(|(key, connecting)| {
             match connecting.poll() {
@@ -98,7 +104,7 @@ impl remote::Admin<Spdk> for Admin {
             target: portal.target.clone(),
             options,
             nsid: portal.address.nsid(),
-            stage: Stage::Awaiting,
+            stage: AdminStage::Awaiting,
             is_ready: false,
             is_lost: false,
             identified: Identified::default(),
@@ -111,14 +117,14 @@ impl remote::Admin<Spdk> for Admin {
 
     fn poll(&mut self, now: Instant, _scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         let _at_work = spdk::at_work();
-        registry().bury();
+        registry().drop_ended();
         self.next_poll = now + CONNECT_INTERVAL;
         match &mut self.stage {
-            Stage::Awaiting => {
+            AdminStage::Awaiting => {
                 self.claim()?;
                 Ok(AdminEvent::Nothing)
             }
-            Stage::Connecting(connecting) => match connecting.poll() {
+            AdminStage::Connecting(connecting) => match connecting.poll() {
                 Ok(None) => Ok(AdminEvent::Nothing),
                 Ok(Some(controller)) => {
                     self.share(controller);
@@ -127,12 +133,12 @@ impl remote::Admin<Spdk> for Admin {
                 Err(error) => {
                     let key = self.key();
                     registry().entries.retain(|entry| entry.key != key);
-                    self.stage = Stage::Awaiting;
+                    self.stage = AdminStage::Awaiting;
                     Err(explain(&error))
                 }
             },
-            Stage::Up(_) if !self.is_ready => self.become_ready(),
-            Stage::Up(shared) => {
+            AdminStage::Up(_) if !self.is_ready => self.become_ready(),
+            AdminStage::Up(shared) => {
                 self.next_poll = now + ADMIN_INTERVAL;
                 let controller = Arc::clone(&shared.controller);
                 controller.poll_admin().map_err(|error| failure(&error))?;
@@ -151,16 +157,18 @@ impl remote::Admin<Spdk> for Admin {
 
     fn join_info(&self) -> Arc<Controller> {
         match &self.stage {
-            Stage::Up(shared) => Arc::clone(&shared.controller),
+            AdminStage::Up(shared) => Arc::clone(&shared.controller),
             _ => unreachable!("asked for once a turn was ready"),
         }
     }
 
     fn stage(&self) -> &'static str {
         match self.stage {
-            Stage::Awaiting => "waiting for the controller, which is in use with other options",
-            Stage::Connecting(_) => "connecting",
-            Stage::Up(_) => "keeping the controller alive",
+            AdminStage::Awaiting => {
+                "waiting for the controller, which is in use with other options"
+            }
+            AdminStage::Connecting(_) => "connecting",
+            AdminStage::Up(_) => "keeping the controller alive",
         }
     }
 
@@ -193,7 +201,7 @@ impl Admin {
             Some(Entry { shared: Some(shared), terms: theirs, .. }) if *theirs == terms => {
                 if !shared.controller.is_over() {
                     shared.users.fetch_add(1, Ordering::Relaxed);
-                    self.stage = Stage::Up(Arc::clone(shared));
+                    self.stage = AdminStage::Up(Arc::clone(shared));
                 }
             }
             Some(_) => {}
@@ -201,7 +209,7 @@ impl Admin {
                 let connecting = Connecting::start(&self.target, &self.options);
                 let connecting = connecting.map_err(|error| explain(&error))?;
                 registry.entries.push(Entry { key, terms, shared: None });
-                self.stage = Stage::Connecting(connecting);
+                self.stage = AdminStage::Connecting(connecting);
             }
         }
         Ok(())
@@ -209,12 +217,12 @@ impl Admin {
 
     /// Adds the controller to the list.
     fn share(&mut self, controller: Arc<Controller>) {
-        let shared = Arc::new(Shared { controller, users: AtomicUsize::new(1) });
+        let shared = Arc::new(SharedController { controller, users: AtomicUsize::new(1) });
         let key = self.key();
         for entry in registry().entries.iter_mut().filter(|entry| entry.key == key) {
             entry.shared = Some(Arc::clone(&shared));
         }
-        self.stage = Stage::Up(shared);
+        self.stage = AdminStage::Up(shared);
     }
 
     fn become_ready(&mut self) -> Result<AdminEvent, Failure> {
@@ -225,7 +233,7 @@ impl Admin {
     }
 
     fn read_identification(&mut self) -> Result<(), Failure> {
-        let Stage::Up(shared) = &self.stage else { return Ok(()) };
+        let AdminStage::Up(shared) = &self.stage else { return Ok(()) };
         self.num_events = shared.controller.num_events();
         let found = shared.controller.identify(self.nsid).map_err(|error| failure(&error))?;
         let unsupported = |message: String| Failure::new(ErrorKind::Unsupported, message);
@@ -257,12 +265,12 @@ impl Drop for Admin {
     fn drop(&mut self) {
         let _at_work = spdk::at_work();
         let key = self.key();
-        match std::mem::replace(&mut self.stage, Stage::Awaiting) {
-            Stage::Awaiting => {}
-            Stage::Connecting(connecting) => {
+        match std::mem::replace(&mut self.stage, AdminStage::Awaiting) {
+            AdminStage::Awaiting => {}
+            AdminStage::Connecting(connecting) => {
                 registry().orphans.push((key, connecting));
             }
-            Stage::Up(shared) => {
+            AdminStage::Up(shared) => {
                 let is_lost = self.is_lost || shared.controller.poll_admin().is_err();
                 let is_last = shared.users.fetch_sub(1, Ordering::Relaxed) == 1;
                 if is_lost || is_last {
@@ -317,5 +325,5 @@ const ADMIN_INTERVAL: Duration = Duration::from_millis(50);
 /// The least number of I/O queues to ask for.
 const MIN_IO_QUEUES: u32 = 64;
 
-/// As for NVMe/TCP: more entries are of no use.
+/// The most entries of an I/O queue, as over NVMe/TCP.
 const MAX_QUEUE_ENTRIES: u32 = 4096;

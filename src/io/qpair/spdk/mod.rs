@@ -1,6 +1,6 @@
 //! Namespaces through SPDK: over TCP, RDMA, vfio-user, or on a local PCIe drive.
 //!
-//! Sessions, paths, deadlines and retries work as in this library's own NVMe/TCP host: see [`super::remote`].
+//! Sessions, paths, deadlines and retries work as in this library's NVMe/TCP host: see [`super::remote`].
 //! This module has the differences. All namespaces of one subsystem share a controller (`admin.rs`). Queues are
 //! polled without a file descriptor to sleep on (`queue.rs`). Except over TCP, a device transfers data by DMA,
 //! so buffers must be in the driver's memory: pools allocate their pages there once such a namespace was
@@ -77,7 +77,7 @@ impl SpdkNamespace {
 
 impl Device for SpdkNamespace {
     fn namespace(&self) -> Namespace {
-        self.remote.namespace(PLACE).expect("connected, so it was seen")
+        self.remote.namespace(NS_INDEX).expect("connected, so it was seen")
     }
 
     /// Waits until the queue is connected, for at most the connect timeout.
@@ -193,7 +193,7 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
 }
 
 /// The index of the namespace in its session, which has only one.
-const PLACE: usize = 0;
+const NS_INDEX: usize = 0;
 
 /// Converts an error of SPDK to a failure of the session.
 fn failure(error: &Error) -> Failure {

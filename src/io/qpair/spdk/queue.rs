@@ -1,11 +1,11 @@
-//! A queue pair on a namespace through SPDK.
+//! A queue pair on a namespace through SPDK: it joins sessions, issues I/Os in them and leaves them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Failure, PLACE, Portal, Remote, Spdk};
+use super::{Failure, NS_INDEX, Portal, Remote, Spdk};
 use crate::qpair::session::{self, Attempt, Backlog, Lifecycle, SessionState};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
@@ -22,38 +22,39 @@ pub(super) struct SpdkQueuePair {
     /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
     /// [`Namespace::in_session`].
     namespace: Namespace,
-    state: State,
+    state: PairState,
     backlog: Backlog,
     /// Memory for I/Os whose buffers the device cannot access; not needed over TCP.
     bounce: Option<Pool>,
     /// Answers of the last turn that may need a retry.
-    answers: Vec<(Job, Status)>,
+    answers: Vec<(SpdkJob, Status)>,
     /// The fence of writes, see `QueuePair::use_fence`; commands that SPDK has taken cannot be recalled.
     fence: Option<Arc<Fence>>,
-    /// The time of the last progress.
+    /// The time of the last completion, or of the first command after none was outstanding.
     progress: Instant,
+    /// The time of the last turn.
     now: Instant,
 }
 
-enum State {
+enum PairState {
     /// No connection; the next attempt is at this time.
     Down { retry_at: Instant },
     /// There will be no further connection.
     Dead { reason: String },
     /// Connecting to a session, until this time at most.
-    Joining { queue: Arc<IoQueue<Job>>, session: Arc<Session>, deadline: Instant },
+    Joining { queue: Arc<IoQueue<SpdkJob>>, session: Arc<Session>, deadline: Instant },
     /// In a session.
-    Joined { queue: Arc<IoQueue<Job>>, session: Arc<Session> },
+    Joined { queue: Arc<IoQueue<SpdkJob>>, session: Arc<Session> },
 }
 
-/// The payload of a command.
-struct Job {
+/// A command's I/O, with the memory that the device uses.
+struct SpdkJob {
     attempt: Attempt,
-    /// The memory that the device uses instead of the I/O's buffer.
+    /// The memory that the device uses instead of the I/O's buffer, if it cannot access the buffer.
     bounce: Option<IoBuf>,
 }
 
-impl Payload for Job {
+impl Payload for SpdkJob {
     fn buf(&mut self) -> &mut IoBuf {
         self.bounce.as_mut().unwrap_or(&mut self.attempt.io.buf)
     }
@@ -70,7 +71,7 @@ impl SpdkQueuePair {
         let mut pair = SpdkQueuePair {
             remote,
             namespace,
-            state: State::Down { retry_at: now },
+            state: PairState::Down { retry_at: now },
             backlog: Backlog::new(now),
             bounce: None,
             answers: Vec::new(),
@@ -85,15 +86,16 @@ impl SpdkQueuePair {
         Ok(pair)
     }
 
+    /// Waits until the queue pair is in a session.
     fn wait_joined(&mut self, deadline: Instant) -> Result<()> {
         loop {
             let now = Instant::now();
             self.turn(now, 0, &mut Vec::new());
-            if matches!(self.state, State::Joined { .. }) {
+            if matches!(self.state, PairState::Joined { .. }) {
                 return Ok(());
             }
             let stage = match &self.state {
-                State::Joining { .. } => "connecting it",
+                PairState::Joining { .. } => "connecting it",
                 _ => "waiting for the controller",
             };
             self.remote.may_wait(now, deadline, &self.backlog, stage)?;
@@ -110,17 +112,17 @@ impl SpdkQueuePair {
         }
         self.notice_lost_session();
         let count = match &self.state {
-            State::Down { retry_at } if now < *retry_at => 0,
-            State::Down { .. } => {
+            PairState::Down { retry_at } if now < *retry_at => 0,
+            PairState::Down { .. } => {
                 self.try_join();
                 0
             }
-            State::Dead { .. } => 0,
-            State::Joining { .. } => {
-                self.go_on_joining();
+            PairState::Dead { .. } => 0,
+            PairState::Joining { .. } => {
+                self.continue_joining();
                 0
             }
-            State::Joined { .. } => self.reap(max, done),
+            PairState::Joined { .. } => self.reap(max, done),
         };
         self.backlog.wake_delayed(now);
         self.issue();
@@ -130,11 +132,11 @@ impl SpdkQueuePair {
 
     /// In a child process SPDK cannot be used, and outstanding I/Os belong to the parent.
     fn leave_to_parent(&mut self) {
-        if !matches!(self.state, State::Dead { .. }) {
+        if !matches!(self.state, PairState::Dead { .. }) {
             let reason = "SPDK does not go on in a child process".to_owned();
             self.backlog.down_since.get_or_insert(self.now);
-            if let State::Joining { queue, .. } | State::Joined { queue, .. } =
-                std::mem::replace(&mut self.state, State::Dead { reason: reason.clone() })
+            if let PairState::Joining { queue, .. } | PairState::Joined { queue, .. } =
+                std::mem::replace(&mut self.state, PairState::Dead { reason: reason.clone() })
             {
                 // Its lock may be held for ever, if the keeper held it at the fork.
                 if let Some(mut core) = queue.try_lock() {
@@ -144,15 +146,16 @@ impl SpdkQueuePair {
                 }
             }
         }
-        if let State::Dead { reason } = &self.state {
+        if let PairState::Dead { reason } = &self.state {
             self.backlog.fail_all(reason);
         }
     }
 
+    /// Leaves a session that has ended.
     fn notice_lost_session(&mut self) {
         let session = match &self.state {
-            State::Joining { session, .. } | State::Joined { session, .. } => session,
-            State::Down { .. } | State::Dead { .. } => return,
+            PairState::Joining { session, .. } | PairState::Joined { session, .. } => session,
+            PairState::Down { .. } | PairState::Dead { .. } => return,
         };
         if let Some(reason) = self.remote.why_over(session.number) {
             self.close(&reason, true);
@@ -162,21 +165,21 @@ impl SpdkQueuePair {
     /// Starts to connect to the live session, if there is one.
     fn try_join(&mut self) {
         let now = self.now;
-        self.state = State::Down { retry_at: now + SESSION_INTERVAL };
+        self.state = PairState::Down { retry_at: now + SESSION_INTERVAL };
         let session = match self.remote.session_state(&mut self.backlog) {
             SessionState::Live(session) => session,
             SessionState::Pending => return,
             SessionState::Ended(reason) => {
-                self.state = State::Dead { reason };
+                self.state = PairState::Dead { reason };
                 return;
             }
         };
         let is_fabric = self.is_fabric();
         let depth = session.queue_entries - 1;
-        match session.join_info.io_queue(session.namespaces[PLACE].nsid, depth, is_fabric) {
+        match session.join_info.io_queue(session.namespaces[NS_INDEX].nsid, depth, is_fabric) {
             Ok(queue) => {
                 let deadline = deadline(now, self.remote.options.io_timeout);
-                self.state = State::Joining { queue, session, deadline };
+                self.state = PairState::Joining { queue, session, deadline };
             }
             Err(error) => {
                 let failure = super::failure(&error);
@@ -190,8 +193,9 @@ impl SpdkQueuePair {
         }
     }
 
-    fn go_on_joining(&mut self) {
-        let State::Joining { queue, session, deadline } = &self.state else { return };
+    /// Polls a queue that is being connected.
+    fn continue_joining(&mut self) {
+        let PairState::Joining { queue, session, deadline } = &self.state else { return };
         let mut core = queue.lock();
         let polled = core.poll(0, |_, _| {});
         let is_connected = core.is_connected();
@@ -203,20 +207,20 @@ impl SpdkQueuePair {
         if is_connected {
             let queue = Arc::clone(queue);
             let session = Arc::clone(session);
-            self.namespace = self.namespace.in_session(&session.namespaces[PLACE].namespace);
+            self.namespace = self.namespace.in_session(&session.namespaces[NS_INDEX].namespace);
             self.progress = self.now;
             self.backlog.set_up();
-            self.state = State::Joined { queue, session };
+            self.state = PairState::Joined { queue, session };
         } else if self.now >= *deadline {
             let message = "connecting an I/O queue took too long";
             self.fail_session(Failure::new(ErrorKind::TimedOut, message));
         }
     }
 
-    /// Polls the queue. Once the session is proven, successful reads without bounce memory go straight to the
-    /// caller; other answers are examined.
+    /// Polls the queue; appends at most `max` completions and returns their number. Once the session is proven,
+    /// successful reads without bounce memory are completed at once; other answers are examined.
     fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
-        let State::Joined { queue, session } = &self.state else { return 0 };
+        let PairState::Joined { queue, session } = &self.state else { return 0 };
         let before = done.len();
         let proven = session.proven.load(Ordering::Relaxed);
         let backlog = &mut self.backlog;
@@ -253,7 +257,7 @@ impl SpdkQueuePair {
 
     /// Completes answered I/Os, or retries them.
     fn judge_answers(&mut self) {
-        let State::Joined { session, .. } = &self.state else { return };
+        let PairState::Joined { session, .. } = &self.state else { return };
         let session = Arc::clone(session);
         let mut aborted = Vec::new();
         for (mut job, status) in std::mem::take(&mut self.answers) {
@@ -284,8 +288,10 @@ impl SpdkQueuePair {
     /// controller.
     fn fail_session(&mut self, failure: Failure) {
         let session = match &self.state {
-            State::Joining { session, .. } | State::Joined { session, .. } => Arc::clone(session),
-            State::Down { .. } | State::Dead { .. } => return,
+            PairState::Joining { session, .. } | PairState::Joined { session, .. } => {
+                Arc::clone(session)
+            }
+            PairState::Down { .. } | PairState::Dead { .. } => return,
         };
         let failure = failure.at(format_args!("I/O queue on {}", session.portal));
         session.join_info.fail();
@@ -294,11 +300,12 @@ impl SpdkQueuePair {
         self.backlog.last_failure = Some(failure);
     }
 
-    /// Gives up the queue. I/Os that had ended are completed; the others are issued again or fail. `is_lost`:
+    /// Ends the queue. I/Os that had ended are completed; the others are issued again or fail. `is_lost`:
     /// the controller does not answer, or was given up.
     fn close(&mut self, reason: &str, is_lost: bool) {
         self.end_joining();
-        let (State::Joining { queue, .. } | State::Joined { queue, .. }) = &self.state else {
+        let (PairState::Joining { queue, .. } | PairState::Joined { queue, .. }) = &self.state
+        else {
             return;
         };
         let queue = Arc::clone(queue);
@@ -311,7 +318,7 @@ impl SpdkQueuePair {
         let answers = &mut self.answers;
         // The error only says that the queue is gone.
         let _ = core.poll(usize::MAX, |job, status| answers.push((job, status)));
-        let mut unfinished: Vec<Job> = core.unfinished().collect();
+        let mut unfinished: Vec<SpdkJob> = core.unfinished().collect();
         drop(core);
         if is_lost && !self.is_fabric() {
             // A device that has not deleted the queue may still write to the buffers; over a lost connection it
@@ -322,13 +329,13 @@ impl SpdkQueuePair {
         self.judge_answers();
         let unfinished = unfinished.into_iter().map(|job| job.attempt);
         self.backlog.recover(unfinished, &self.remote, reason, true);
-        self.state = State::Down { retry_at: self.now };
+        self.state = PairState::Down { retry_at: self.now };
     }
 
     /// Waits until a device's queue has connected: if it ended earlier, SPDK would wait without a limit. After
     /// the deadline, the controller is given up.
     fn end_joining(&self) {
-        let State::Joining { queue, session, deadline } = &self.state else { return };
+        let PairState::Joining { queue, session, deadline } = &self.state else { return };
         while !self.is_fabric() {
             let mut core = queue.lock();
             if core.poll(0, |_, _| {}).is_err() || core.is_connected() {
@@ -347,10 +354,10 @@ impl SpdkQueuePair {
         if self.backlog.waiting.is_empty() {
             return;
         }
-        let State::Joined { queue, session } = &self.state else { return };
+        let PairState::Joined { queue, session } = &self.state else { return };
         let queue = Arc::clone(queue);
         let session = Arc::clone(session);
-        let block_len = session.namespaces[PLACE].namespace.block_len_bytes;
+        let block_len = session.namespaces[NS_INDEX].namespace.block_len_bytes;
         let needs_dma = !self.is_tcp();
         let mut core = queue.lock();
         if core.outstanding() == 0 {
@@ -376,7 +383,7 @@ impl SpdkQueuePair {
                     }
                 }
             } else {
-                Job { attempt, bounce: None }
+                SpdkJob { attempt, bounce: None }
             };
             match core.submit(command, job) {
                 Ok(()) => {}
@@ -395,7 +402,7 @@ impl SpdkQueuePair {
 
     /// Gives the I/O memory that the device can access; returns the attempt unchanged if all such memory is in
     /// use.
-    fn bounce(&self, attempt: Attempt) -> Result<Job, Attempt> {
+    fn bounce(&self, attempt: Attempt) -> Result<SpdkJob, Attempt> {
         let Some(mut bounce) = self.bounce.as_ref().and_then(|p| p.take(attempt.io.buf.len()))
         else {
             return Err(attempt);
@@ -403,7 +410,7 @@ impl SpdkQueuePair {
         if attempt.io.op == IoOp::Write {
             bounce.copy_from_slice(&attempt.io.buf);
         }
-        Ok(Job { attempt, bounce: Some(bounce) })
+        Ok(SpdkJob { attempt, bounce: Some(bounce) })
     }
 
     /// Allocates the memory for [`SpdkQueuePair::bounce`], once.
@@ -424,7 +431,7 @@ impl SpdkQueuePair {
     /// Fails waiting I/Os when there will be no further session, or when nothing has succeeded for the time
     /// after which a controller is given up.
     fn give_up_in_time(&mut self) {
-        if let State::Dead { reason } = &self.state {
+        if let PairState::Dead { reason } = &self.state {
             return self.backlog.fail_all(reason);
         }
         self.backlog.give_up_in_time(self.now, self.remote.options.ctrl_loss_tmo);
@@ -448,7 +455,7 @@ impl QueuePair for SpdkQueuePair {
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
         let count = self.backlog.take(
-            (MEMBER, PLACE),
+            (MEMBER, NS_INDEX),
             pending,
             &self.namespace,
             self.fence.as_ref(),
@@ -487,11 +494,11 @@ impl QueuePair for SpdkQueuePair {
     fn next_timeout(&self) -> Option<Instant> {
         let backlog = self.backlog.next_timeout(self.now);
         let state = match &self.state {
-            State::Down { retry_at } => Some(*retry_at),
-            State::Dead { .. } => None,
-            State::Joining { .. } => Some(self.now + JOIN_NAP),
+            PairState::Down { retry_at } => Some(*retry_at),
+            PairState::Dead { .. } => None,
+            PairState::Joining { .. } => Some(self.now + JOIN_NAP),
             // Nothing wakes a sleeper, so sleeps are short.
-            State::Joined { .. } => (self.backlog.owed > 0).then(|| self.now + IDLE_NAP),
+            PairState::Joined { .. } => (self.backlog.owed > 0).then(|| self.now + IDLE_NAP),
         };
         [backlog, state].into_iter().flatten().min()
     }
@@ -501,7 +508,7 @@ impl Drop for SpdkQueuePair {
     fn drop(&mut self) {
         if self.remote.is_ours() {
             self.close("the queue pair was dropped", false);
-            self.backlog.withdraw_reports((MEMBER, PLACE), &self.remote);
+            self.backlog.withdraw_reports((MEMBER, NS_INDEX), &self.remote);
             self.remote.with(Lifecycle::remove_pair);
         } else {
             self.leave_to_parent();
@@ -516,13 +523,13 @@ fn is_unanswered(status: Status) -> bool {
 }
 
 /// Leaks the memory of a command that a device may still write to, and gives the I/O other memory.
-fn quarantine(job: &mut Job) {
+fn quarantine(job: &mut SpdkJob) {
     let buf = job.buf();
     let fresh = IoBuf::zeroed(buf.len());
     std::mem::forget(std::mem::replace(buf, fresh));
 }
 
-/// The queue's only member.
+/// The number of the backlog's only member.
 const MEMBER: usize = 0;
 
 /// The interval at which a queue looks for a new session.

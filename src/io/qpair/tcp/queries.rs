@@ -48,8 +48,8 @@ pub fn identify(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<(N
     Ok(pages)
 }
 
-/// Reads the worst ANA state of the namespaces of a subsystem on one path; `None`: the controller reports no ANA states.
-/// Connects an admin queue only.
+/// Reads the worst ANA state of the namespaces of a subsystem on one path. Connects an admin queue only. `None`: the
+/// controller reports no ANA states.
 ///
 /// # Errors
 /// As [`identify`].

@@ -79,12 +79,12 @@ pub(super) fn keyring_psk(
             KeyringError::NoKeyring(_) | KeyringError::NoKey { .. } => ErrorKind::NotFound,
             KeyringError::Unreadable { .. } => ErrorKind::Refused,
         };
-        Error::new(kind, error.to_string()).hint(KEYRING_HINT)
+        Error::new(kind, error.to_string()).hint(KEYRING)
     })
 }
 
 /// The hint when the kernel's keyring has no key, or it cannot be read.
-const KEYRING_HINT: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
+const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
     is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
 
 /// Refuses contradictory TLS options, and TLS without OpenSSL, before anything is sent.
