@@ -54,8 +54,8 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
     let uid = getuid().as_raw();
     let keyring = keys.lines().find_map(|line| keyring_of(line, name, uid));
     let keyring = keyring.ok_or_else(|| KeyringError::NoKeyring(name.to_owned()))?;
-    let _held = Held::new(keyring);
-    let members = call(READ, keyring).map_err(unreadable)?;
+    let _linked = LinkedKeyring::new(keyring);
+    let members = read_key(READ, keyring).map_err(unreadable)?;
     let mut found = Vec::new();
     let mut unread = None;
     for member in members.as_chunks().0 {
@@ -66,7 +66,7 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
         if !is_theirs || parts.origin != Origin::Retained {
             continue;
         }
-        match call(READ, serial) {
+        match read_key(READ, serial) {
             Ok(key) => {
                 let rank = (parts.version == IdentityVersion::V1, parts.hash);
                 found.extend(TlsPsk::stored(&identity, &key).map(|psk| (rank, psk)));
@@ -92,16 +92,16 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// A keyring that is linked into the calling thread's keyring, so that the thread possesses its keys.
-struct Held(i32);
+struct LinkedKeyring(i32);
 
-impl Held {
-    fn new(keyring: i32) -> Held {
+impl LinkedKeyring {
+    fn new(keyring: i32) -> LinkedKeyring {
         link(LINK, keyring); // may be refused; the keys may be readable anyway
-        Held(keyring)
+        LinkedKeyring(keyring)
     }
 }
 
-impl Drop for Held {
+impl Drop for LinkedKeyring {
     fn drop(&mut self) {
         link(UNLINK, self.0); // it may not have been linked
     }
@@ -122,13 +122,13 @@ fn keyring_of(line: &str, name: &str, uid: u32) -> Option<i32> {
     let kind = fields.nth(1)?;
     let described = fields.next()?.strip_suffix(':')?;
     let is_trusted = owner.parse().is_ok_and(|owner: u32| owner == 0 || owner == uid);
-    let is_it = kind == "keyring" && described == name && is_trusted;
-    is_it.then(|| i32::from_str_radix(serial, 16).ok()).flatten()
+    let is_wanted = kind == "keyring" && described == name && is_trusted;
+    is_wanted.then(|| i32::from_str_radix(serial, 16).ok()).flatten()
 }
 
 /// The description of a key, if its type may be that of a TLS PSK.
 fn identity_of(serial: i32) -> Option<String> {
-    let text = call(DESCRIBE, serial).ok()?;
+    let text = read_key(DESCRIBE, serial).ok()?;
     let text = std::str::from_utf8(&text).ok()?.trim_end_matches('\0');
     let mut fields = text.splitn(5, ';');
     let kind = fields.next()?;
@@ -136,8 +136,8 @@ fn identity_of(serial: i32) -> Option<String> {
     KINDS.contains(&kind).then(|| description.to_owned())
 }
 
-/// Calls KEYCTL_READ or KEYCTL_DESCRIBE for a key, and returns the answer.
-fn call(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
+/// Calls KEYCTL_READ or KEYCTL_DESCRIBE for a key; returns the answer.
+fn read_key(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(vec![0; 1024]);
     loop {
         // SAFETY: the kernel writes at most as many bytes as `bytes` has, and keeps no address.

@@ -36,7 +36,8 @@ macro_rules! functions {
         }
 
         impl Library {
-            fn of(opened: NonNull<c_void>) -> Result<Library, String> {
+            /// The table of an opened library; says in words which function is missing.
+            fn find_all(opened: NonNull<c_void>) -> Result<Library, String> {
                 Ok(Library {
                     $($name: {
                         type Function = unsafe extern "C" fn($($argument),*) $(-> $returned)?;
@@ -102,7 +103,7 @@ impl Library {
     pub(super) fn open() -> Result<Library, String> {
         // SAFETY: the name ends with 0. The library's constructors run, as for every program that links with it.
         let opened = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW) };
-        let library = Library::of(NonNull::new(opened).ok_or_else(last_error)?)?;
+        let library = Library::find_all(NonNull::new(opened).ok_or_else(last_error)?)?;
         // SAFETY: takes nothing, and returns a number.
         let version = unsafe { (library.OpenSSL_version_num)() };
         if version < VERSION {

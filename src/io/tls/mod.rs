@@ -16,11 +16,14 @@
 //!   tell whether a transfer is complete.
 //! - No key is in an error or in a `Debug` output.
 //!
-//! Read [`Session`] first, in `session.rs`; then `openssl.rs` and `library.rs`, from data to C.
+//! Read [`Session`] first, in `session.rs`; then `records.rs` for its data, and `openssl.rs` and `library.rs` for the
+//! way to C.
 
+mod ciphertext;
 pub mod keyring;
 mod library;
 mod openssl;
+mod records;
 mod session;
 
 pub use session::Session;
@@ -41,7 +44,7 @@ pub fn load() -> Result<(), TlsError> {
 pub const HOW_TO_INSTALL: &str = "install OpenSSL 3 (Debian: libssl3t64, before trixie libssl3; Fedora: openssl-libs), \
     or leave TLS out on a network that you trust";
 
-/// The keys of a controller.
+/// The PSKs that a controller accepts.
 pub trait Keys: Send + Sync {
     /// The PSK with this identity, which a host has sent; `None`: there is no such PSK.
     fn find(&self, identity: &str) -> Option<TlsPsk>;
@@ -77,8 +80,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// Returns whether another identity of the same key may be tried: some peers know only version
-    /// 0.
+    /// Returns whether another identity of the same key may be tried: some peers know only version 0.
     pub(crate) fn may_be_identity(&self) -> bool {
         matches!(self, TlsError::Alert { .. } | TlsError::Closed)
     }

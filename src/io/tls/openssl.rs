@@ -1,4 +1,4 @@
-//! The handshake of a TLS session, and the cipher of its records, by OpenSSL.
+//! OpenSSL's part of a session: its handshake, and the cipher of its records.
 //!
 //! OpenSSL calls back for a key once per ClientHello, so up to twice if the controller asks for another group, and
 //! with the secrets from which the keys of the records follow (RFC 8446, 7.1).
@@ -22,32 +22,33 @@ use dlfs_nvme::auth::{Hash, TlsPsk};
 /// The secrets of the records from the host and of those from the controller.
 pub(super) type Secrets = [Option<Zeroizing<Vec<u8>>>; 2];
 
-/// State that all sessions of the process share.
-pub(super) struct Shared {
+/// The library with the one `SSL_CTX` that all sessions of the process share.
+pub(super) struct OpenSsl {
     library: Library,
     ssl_context: NonNull<SslContext>,
 }
 
 // SAFETY: functions may be called from any thread. The context is not changed after it was made, and OpenSSL counts
 // its users with atomics.
-unsafe impl Send for Shared {}
+unsafe impl Send for OpenSsl {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for OpenSsl {}
 
 /// Loads OpenSSL, once.
 ///
 /// # Errors
 /// There is no OpenSSL 3, or a system policy forbids what NVMe/TCP needs. It is not tried again.
-pub(super) fn shared() -> Result<&'static Shared, TlsError> {
-    static SHARED: OnceLock<Result<Shared, TlsError>> = OnceLock::new();
-    let made = SHARED.get_or_init(|| {
+pub(super) fn shared() -> Result<&'static OpenSsl, TlsError> {
+    static SHARED: OnceLock<Result<OpenSsl, TlsError>> = OnceLock::new();
+    let loaded = SHARED.get_or_init(|| {
         let library = Library::open().map_err(TlsError::NoLibrary)?;
         let ssl_context = make_context(&library).ok_or_else(|| reason(&library))?;
-        Ok(Shared { library, ssl_context })
+        Ok(OpenSsl { library, ssl_context })
     });
-    made.as_ref().map_err(TlsError::clone)
+    loaded.as_ref().map_err(TlsError::clone)
 }
 
+/// The `SSL_CTX`; `None` if OpenSSL refuses a setting.
 fn make_context(library: &Library) -> Option<NonNull<SslContext>> {
     let groups = |ssl_context, list: &CStr| {
         // SAFETY: the context is live, and OpenSSL reads a text that ends with 0.
@@ -59,19 +60,20 @@ fn make_context(library: &Library) -> Option<NonNull<SslContext>> {
     // SAFETY: the context is live, and ours alone. The callbacks have the types that OpenSSL documents.
     unsafe {
         let ssl_context = NonNull::new((library.SSL_CTX_new)((library.TLS_method)()))?;
-        let of = ssl_context.as_ptr();
-        let set =
-            |command, value: c_long| (library.SSL_CTX_ctrl)(of, command, value, ptr::null_mut());
+        let context = ssl_context.as_ptr();
+        let set = |command, value: c_long| {
+            (library.SSL_CTX_ctrl)(context, command, value, ptr::null_mut())
+        };
         let is_set = set(SET_MIN_PROTO_VERSION, TLS1_3_VERSION.into()) == 1
             && set(SET_MAX_PROTO_VERSION, TLS1_3_VERSION.into()) == 1
             // A policy that forbids X25519 (FIPS) leaves the other two.
-            && (groups(of, GROUPS) || groups(of, GROUPS_OF_FIPS))
-            && (library.SSL_CTX_set_num_tickets)(of, 0) == 1;
+            && (groups(context, GROUPS) || groups(context, GROUPS_OF_FIPS))
+            && (library.SSL_CTX_set_num_tickets)(context, 0) == 1;
         set(SET_SESS_CACHE_MODE, 0);
-        (library.SSL_CTX_set_options)(of, NO_TICKET | NO_RENEGOTIATION);
-        (library.SSL_CTX_set_psk_use_session_callback)(of, use_session as UseSession);
-        (library.SSL_CTX_set_psk_find_session_callback)(of, find_session as FindSession);
-        (library.SSL_CTX_set_keylog_callback)(of, keep_secret as KeyLog);
+        (library.SSL_CTX_set_options)(context, NO_TICKET | NO_RENEGOTIATION);
+        (library.SSL_CTX_set_psk_use_session_callback)(context, use_session as UseSession);
+        (library.SSL_CTX_set_psk_find_session_callback)(context, find_session as FindSession);
+        (library.SSL_CTX_set_keylog_callback)(context, keep_secret as KeyLog);
         is_set.then_some(ssl_context)
     }
 }
@@ -92,7 +94,7 @@ pub(super) enum Side {
 
 /// One side of a handshake.
 pub(super) struct Handshake {
-    shared: &'static Shared,
+    shared: &'static OpenSsl,
     ssl: NonNull<Ssl>,
     /// Memory from which OpenSSL reads, and to which it writes. They belong to `ssl`.
     received: NonNull<Bio>,
@@ -107,7 +109,7 @@ unsafe impl Send for Handshake {}
 impl Handshake {
     pub(super) fn new(side: Side) -> Result<Handshake, TlsError> {
         let shared = shared()?;
-        let Shared { library, ssl_context } = shared;
+        let OpenSsl { library, ssl_context } = shared;
         let context = Context { side, identity: Mutex::default(), secrets: Mutex::default() };
         let failed = || reason(library);
         // SAFETY: takes the live context, and a kind of memory that OpenSSL owns.
@@ -125,6 +127,7 @@ impl Handshake {
         if made.configure() { Ok(made) } else { Err(failed()) }
     }
 
+    /// Gives OpenSSL the side, the cipher suites and the context; returns whether it took them.
     fn configure(&self) -> bool {
         let library = &self.shared.library;
         let ssl = self.ssl.as_ptr();
@@ -223,9 +226,9 @@ impl Cipher {
     pub(super) fn new(key: &[u8], seals: bool) -> Result<Cipher, TlsError> {
         let library = &shared()?.library;
         // SAFETY: returns null or a new context, which `Cipher` frees.
-        let context = NonNull::new(unsafe { (library.EVP_CIPHER_CTX_new)() });
-        let cipher = Cipher { library, context: context.ok_or_else(|| reason(library))? };
-        let of = cipher.context.as_ptr();
+        let made = NonNull::new(unsafe { (library.EVP_CIPHER_CTX_new)() });
+        let cipher = Cipher { library, context: made.ok_or_else(|| reason(library))? };
+        let context = cipher.context.as_ptr();
         let init = library.EVP_CipherInit_ex;
         // SAFETY: the context is live; OpenSSL copies the key, whose length is that of the cipher. There is no nonce.
         let is_set = unsafe {
@@ -234,19 +237,21 @@ impl Cipher {
                 32 => (library.EVP_aes_256_gcm)(),
                 len => panic!("no cipher of TLS has a key of {len} bytes"),
             };
-            init(of, kind, ptr::null_mut(), key.as_ptr(), ptr::null(), seals.into())
+            init(context, kind, ptr::null_mut(), key.as_ptr(), ptr::null(), seals.into())
         };
-        cipher.check(is_set).map(|()| cipher)
+        cipher.succeeded(is_set).map(|()| cipher)
     }
 
     /// Begins a message with a nonce that was not used before, and bytes that are only authenticated.
     pub(super) fn begin(&mut self, nonce: &[u8; 12], header: &[u8]) -> Result<(), TlsError> {
-        let of = self.context.as_ptr();
+        let context = self.context.as_ptr();
         let init = self.library.EVP_CipherInit_ex;
         let null = ptr::null_mut();
         // SAFETY: the context has its key and its cipher, whose nonce has 12 bytes; the direction (-1) stays.
-        self.check(unsafe { init(of, ptr::null(), null, ptr::null(), nonce.as_ptr(), -1) })?;
-        // SAFETY: without a place for results, OpenSSL reads the header alone.
+        self.succeeded(unsafe {
+            init(context, ptr::null(), null, ptr::null(), nonce.as_ptr(), -1)
+        })?;
+        // SAFETY: without memory for results, OpenSSL reads the header alone.
         unsafe { self.update_into(header, ptr::null_mut()) }
     }
 
@@ -261,21 +266,21 @@ impl Cipher {
     }
 
     /// # Safety
-    /// `into` is null, or a place for as many bytes as `from` has.
+    /// `into` is null, or memory for as many bytes as `from` has.
     unsafe fn update_into(&mut self, from: &[u8], into: *mut c_uchar) -> Result<(), TlsError> {
         let from_len = c_int::try_from(from.len()).expect("at most a record");
         let update = self.library.EVP_CipherUpdate;
-        let of = self.context.as_ptr();
+        let context = self.context.as_ptr();
         let mut len = 0;
         // SAFETY: the context is live, and `into` is as the caller promises.
-        self.check(unsafe { update(of, into, &raw mut len, from.as_ptr(), from_len) })
+        self.succeeded(unsafe { update(context, into, &raw mut len, from.as_ptr(), from_len) })
     }
 
     /// Ends a sealed message; returns its tag.
     pub(super) fn tag(&mut self) -> Result<[u8; TAG_LEN], TlsError> {
         let mut tag = [0; TAG_LEN];
         let ended = self.end();
-        self.check(ended)?;
+        self.succeeded(ended)?;
         self.control(GET_TAG, &mut tag)?;
         Ok(tag)
     }
@@ -288,9 +293,11 @@ impl Cipher {
 
     fn control(&mut self, command: c_int, tag: &mut [u8; TAG_LEN]) -> Result<(), TlsError> {
         let control = self.library.EVP_CIPHER_CTX_ctrl;
-        let of = self.context.as_ptr();
+        let context = self.context.as_ptr();
         // SAFETY: both commands take the length of a tag, and read or write so many bytes.
-        self.check(unsafe { control(of, command, TAG_LEN as c_int, tag.as_mut_ptr().cast()) })
+        self.succeeded(unsafe {
+            control(context, command, TAG_LEN as c_int, tag.as_mut_ptr().cast())
+        })
     }
 
     fn end(&mut self) -> c_int {
@@ -301,7 +308,7 @@ impl Cipher {
         unsafe { end(self.context.as_ptr(), none.as_mut_ptr(), &raw mut len) }
     }
 
-    fn check(&self, code: c_int) -> Result<(), TlsError> {
+    fn succeeded(&self, code: c_int) -> Result<(), TlsError> {
         if code == 1 { Ok(()) } else { Err(reason(self.library)) }
     }
 }
@@ -345,7 +352,7 @@ fn reason(library: &Library) -> TlsError {
 /// `ssl` is the live `SSL` of a [`Handshake`], as OpenSSL passes it to a callback.
 unsafe fn with_context(
     ssl: *const Ssl,
-    call: impl FnOnce(&Shared, &Context) -> Option<c_int>,
+    call: impl FnOnce(&OpenSsl, &Context) -> Option<c_int>,
 ) -> c_int {
     let call = || {
         let shared = shared().ok()?;
@@ -365,12 +372,12 @@ extern "C" fn use_session(
     identity_len: *mut usize,
     session: *mut *mut SslSession,
 ) -> c_int {
-    let offer = |shared: &Shared, context: &Context| {
+    let offer = |shared: &OpenSsl, context: &Context| {
         let Side::Host(psk) = &context.side else { return None };
         let made = psk_session(&shared.library, ssl, psk)?;
         let text = psk.identity();
-        // SAFETY: the three places are OpenSSL's and valid for this call. The text lies in the context, which outlives
-        // the handshake.
+        // SAFETY: the three pointers are OpenSSL's and valid for this call. The text lies in the context, which
+        // outlives the handshake.
         unsafe {
             *identity = text.as_ptr();
             *identity_len = text.len();
@@ -390,8 +397,8 @@ extern "C" fn find_session(
     identity_len: usize,
     session: *mut *mut SslSession,
 ) -> c_int {
-    let find = |shared: &Shared, context: &Context| {
-        // SAFETY: OpenSSL passes the bytes of the ClientHello and their length; the place is its own.
+    let find = |shared: &OpenSsl, context: &Context| {
+        // SAFETY: OpenSSL passes the bytes of the ClientHello and their length; `session` is its own.
         let identity = unsafe {
             *session = ptr::null_mut();
             if identity_len == 0 { &[] } else { std::slice::from_raw_parts(identity, identity_len) }
@@ -411,18 +418,18 @@ extern "C" fn find_session(
 
 /// Keeps the secrets of the records: a line is `LABEL RANDOM SECRET`, in hexadecimal digits.
 extern "C" fn keep_secret(ssl: *const Ssl, line: *const c_char) {
-    let keep = |_: &Shared, context: &Context| {
+    let keep = |_: &OpenSsl, context: &Context| {
         // SAFETY: OpenSSL passes a text that ends with 0.
         let line = unsafe { CStr::from_ptr(line) }.to_str().ok()?;
         let mut words = line.split(' ');
         let label = words.next()?;
-        let place = SECRETS.iter().position(|known| *known == label)?;
+        let index = SECRETS.iter().position(|known| *known == label)?;
         let digits = words.nth(1)?;
         let mut secret = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
         for at in (0..digits.len()).step_by(2) {
             secret.push(u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?);
         }
-        context.secrets.lock()[place] = Some(secret);
+        context.secrets.lock()[index] = Some(secret);
         Some(1)
     };
     // SAFETY: OpenSSL passes the live `SSL` of this call.
@@ -443,13 +450,13 @@ fn psk_session(library: &Library, ssl: *mut Ssl, psk: &TlsPsk) -> Option<NonNull
     unsafe {
         let cipher = (library.SSL_CIPHER_find)(ssl, number.as_ptr());
         let session = NonNull::new((library.SSL_SESSION_new)())?;
-        let of = session.as_ptr();
+        let session_ptr = session.as_ptr();
         let is_set = !cipher.is_null()
-            && (library.SSL_SESSION_set1_master_key)(of, key.as_ptr(), key.len()) == 1
-            && (library.SSL_SESSION_set_cipher)(of, cipher) == 1
-            && (library.SSL_SESSION_set_protocol_version)(of, TLS1_3_VERSION) == 1;
+            && (library.SSL_SESSION_set1_master_key)(session_ptr, key.as_ptr(), key.len()) == 1
+            && (library.SSL_SESSION_set_cipher)(session_ptr, cipher) == 1
+            && (library.SSL_SESSION_set_protocol_version)(session_ptr, TLS1_3_VERSION) == 1;
         if !is_set {
-            (library.SSL_SESSION_free)(of);
+            (library.SSL_SESSION_free)(session_ptr);
         }
         is_set.then_some(session)
     }
@@ -466,6 +473,7 @@ fn suite(hash: Hash) -> (&'static CStr, [u8; 2]) {
 /// Length of an AEAD tag.
 pub(super) const TAG_LEN: usize = 16;
 
+/// The cipher suites that a controller accepts.
 const SUITES: &CStr = c"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
 const GROUPS: &CStr = c"X25519:P-256:P-384";
 const GROUPS_OF_FIPS: &CStr = c"P-256:P-384";

@@ -128,7 +128,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_rep
     begin_session(&remote);
     let namespace = remote.namespace(0).unwrap();
     let scope = PairScope::new();
-    let mut pair = TcpQueuePair::connect(&remote, (0, namespace), &scope).unwrap();
+    let mut pair = TcpQueuePair::connect(&remote, 0, namespace, &scope).unwrap();
     let long = Duration::from_secs(60);
     run(&mut pair, IoOp::Write, 0, long).expect("written").result.unwrap();
 
