@@ -1,5 +1,5 @@
 //! A buffer on a device: its memory, its events, and the copies into it. A copy takes the arrays of a batch: slices of
-//! the host's memory, each with its place on the device.
+//! the host's memory, each with its offset on the device.
 
 #![allow(unsafe_code)] // hands addresses of memory to a device
 
@@ -11,24 +11,35 @@ use dlfs_base::error::Result;
 
 /// The memory and the events of a buffer.
 pub(crate) struct SlotMemory {
+    /// The address on the device.
     pub(crate) address: u64,
+    /// Length in bytes; 0 if it has no memory.
     capacity: usize,
     /// Recorded behind the last copy into it.
     pub(crate) copied: Handle,
-    uses: Vec<Use>,
+    /// The streams of consumers, and events that are ready for others.
+    consumers: Vec<Consumer>,
     /// Registered memory from which short slices are copied.
     staging: IoBuf,
 }
 
+/// A copy to the device.
+struct HostSlice {
+    /// The offset in the buffer.
+    at: usize,
+    from: *const u8,
+    len: usize,
+}
+
 /// A stream of a consumer, and its event.
-struct Use {
+struct Consumer {
     stream: Handle,
     event: Handle,
-    state: UseState,
+    state: ConsumerState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum UseState {
+enum ConsumerState {
     /// The event is free for another stream.
     Free,
     /// The stream waits for the copy, and the consumer has the bytes.
@@ -41,8 +52,8 @@ impl SlotMemory {
     /// A buffer without memory.
     pub(crate) fn new(driver: &Driver) -> Result<SlotMemory> {
         let copied = driver.new_event()?;
-        let uses = Vec::new();
-        Ok(SlotMemory { address: 0, capacity: 0, copied, uses, staging: IoBuf::empty() })
+        let consumers = Vec::new();
+        Ok(SlotMemory { address: 0, capacity: 0, copied, consumers, staging: IoBuf::empty() })
     }
 
     /// Returns whether it has memory on the device.
@@ -53,13 +64,18 @@ impl SlotMemory {
     /// Frees memory and events, once nobody uses them.
     pub(crate) fn end(mut self, driver: &Driver) -> Result<()> {
         self.free(driver)?;
-        self.uses.iter().try_for_each(|it| driver.destroy_event(it.event))?;
+        self.consumers.iter().try_for_each(|consumer| driver.destroy_event(consumer.event))?;
         driver.destroy_event(self.copied)
     }
 
+    fn consumers_in(&mut self, state: ConsumerState) -> impl Iterator<Item = &mut Consumer> {
+        self.consumers.iter_mut().filter(move |consumer| consumer.state == state)
+    }
+
+    /// Frees the memory, behind the work that uses it.
     fn free(&mut self, driver: &Driver) -> Result<()> {
-        for it in self.uses.iter().filter(|it| it.state == UseState::Recorded) {
-            driver.synchronize(it.event)?;
+        for consumer in self.consumers_in(ConsumerState::Recorded) {
+            driver.synchronize(consumer.event)?;
         }
         if std::mem::take(&mut self.capacity) > 0 {
             driver.free(self.address)?;
@@ -72,14 +88,14 @@ impl SlotMemory {
         driver.wait_on(stream, self.copied)?;
         // A thread's own default stream has no name in other threads; the common one waits for all of them.
         let stream = if stream == DEFAULT_OF_THREAD { DEFAULT } else { stream };
-        if self.uses.iter().any(|it| it.stream == stream && it.state == UseState::Used) {
+        if self.consumers_in(ConsumerState::Used).any(|consumer| consumer.stream == stream) {
             return Ok(());
         }
-        match self.uses.iter_mut().find(|it| it.state == UseState::Free) {
-            Some(it) => (it.stream, it.state) = (stream, UseState::Used),
+        match self.consumers.iter_mut().find(|consumer| consumer.state == ConsumerState::Free) {
+            Some(consumer) => (consumer.stream, consumer.state) = (stream, ConsumerState::Used),
             None => {
                 let event = driver.new_event()?;
-                self.uses.push(Use { stream, event, state: UseState::Used });
+                self.consumers.push(Consumer { stream, event, state: ConsumerState::Used });
             }
         }
         Ok(())
@@ -87,9 +103,9 @@ impl SlotMemory {
 
     /// Records the work of the consumer's streams: the next copy waits for it.
     pub(crate) fn release(&mut self, driver: &Driver) -> Result<()> {
-        for it in self.uses.iter_mut().filter(|it| it.state == UseState::Used) {
-            driver.record(it.event, it.stream)?;
-            it.state = UseState::Recorded;
+        for consumer in self.consumers_in(ConsumerState::Used) {
+            driver.record(consumer.event, consumer.stream)?;
+            consumer.state = ConsumerState::Recorded;
         }
         Ok(())
     }
@@ -102,11 +118,11 @@ impl SlotMemory {
         parts: &Parts<'_>,
     ) -> Result<()> {
         self.reserve(driver, parts.len().max(1))?;
-        for it in self.uses.iter_mut().filter(|it| it.state == UseState::Recorded) {
-            driver.wait_on(stream, it.event)?;
-            it.state = UseState::Free;
+        for consumer in self.consumers_in(ConsumerState::Recorded) {
+            driver.wait_on(stream, consumer.event)?;
+            consumer.state = ConsumerState::Free;
         }
-        for (at, from, len) in self.stage(driver, parts)? {
+        for HostSlice { at, from, len } in self.stage(driver, parts)? {
             // SAFETY: the bytes are of `parts`, which borrows them from the host that `Slot::upload` keeps unchanged
             // until `copied` has passed, or of `staging`, which is written next when this buffer is taken again: by
             // then `copied` has passed, too. The destination is this buffer's, up to its capacity.
@@ -126,12 +142,8 @@ impl SlotMemory {
         Ok(())
     }
 
-    /// Copies short slices into registered memory. Returns all copies to make: offset on the device, address, length.
-    fn stage(
-        &mut self,
-        driver: &'static Driver,
-        parts: &Parts<'_>,
-    ) -> Result<Vec<(usize, *const u8, usize)>> {
+    /// Copies short slices into registered memory; returns all copies that the device has to make.
+    fn stage(&mut self, driver: &'static Driver, parts: &Parts<'_>) -> Result<Vec<HostSlice>> {
         let short = parts.runs().filter(|run| is_short(run)).flatten();
         let room: usize = short.map(|piece| piece.bytes.len() + Parts::ALIGN).sum();
         if room > self.staging.len() {
@@ -139,12 +151,13 @@ impl SlotMemory {
         }
         let start = self.staging.as_ptr();
         let mut used = 0;
-        let mut staged_to = None;
-        let mut copies: Vec<(usize, *const u8, usize)> = Vec::new();
+        let mut staged_to = None; // the offset on the device behind the slice that was staged last
+        let mut copies: Vec<HostSlice> = Vec::new();
         for run in parts.runs() {
             let at = run[0].at;
             if !is_short(run) {
-                copies.push((at, run[0].bytes.as_ptr(), len_of(run)));
+                let from = run[0].bytes.as_ptr();
+                copies.push(HostSlice { at, from, len: len_of(run) });
                 staged_to = None;
                 continue;
             }
@@ -152,8 +165,11 @@ impl SlotMemory {
             let gap = staged_to.map(|end| at - end).filter(|gap| *gap < Parts::ALIGN);
             used += gap.unwrap_or(0);
             match (gap, copies.last_mut()) {
-                (Some(gap), Some(last)) => last.2 += gap + len_of(run),
-                _ => copies.push((at, start.wrapping_add(used), len_of(run))),
+                (Some(gap), Some(last)) => last.len += gap + len_of(run),
+                _ => {
+                    let from = start.wrapping_add(used);
+                    copies.push(HostSlice { at, from, len: len_of(run) });
+                }
             }
             for piece in run {
                 self.staging[used..][..piece.bytes.len()].copy_from_slice(piece.bytes);
@@ -170,10 +186,12 @@ impl SlotMemory {
     }
 }
 
+/// The bytes of a run.
 fn len_of(run: &[Piece<'_>]) -> usize {
     run.iter().map(|piece| piece.bytes.len()).sum()
 }
 
+/// Returns whether a run is copied on the host first.
 fn is_short(run: &[Piece<'_>]) -> bool {
     len_of(run) < DIRECT_FROM_BYTES
 }
@@ -196,7 +214,9 @@ fn rounded(len: usize) -> usize {
 /// slices.
 #[derive(Debug, Default)]
 pub struct Parts<'a> {
+    /// All slices, in the order of their offsets.
     pub(crate) pieces: Vec<Piece<'a>>,
+    /// The bytes of each array on the device.
     pub(crate) arrays: Vec<Range<usize>>,
 }
 
@@ -253,11 +273,13 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// The least step by which memory grows.
 const LEAST_STEP_BYTES: usize = 64 << 10;
 
 /// From here on, starting a copy takes less time than copying on the host.
 const DIRECT_FROM_BYTES: usize = 32 << 10;
 
+// The default stream of a context, and that of the calling thread.
 const DEFAULT: Handle = 0;
 const DEFAULT_OF_THREAD: Handle = 2;
 
@@ -278,10 +300,7 @@ mod tests {
         parts.push(&bytes[410..420]);
         assert_eq!(parts.arrays, [0..310, 512..512, 512..522]);
         assert_eq!((parts.len(), parts.is_empty()), (522, false));
-        let runs: Vec<(usize, usize)> = parts
-            .runs()
-            .map(|run| (run[0].at, run.iter().map(|it| it.bytes.len()).sum()))
-            .collect();
+        let runs: Vec<(usize, usize)> = parts.runs().map(|run| (run[0].at, len_of(run))).collect();
         assert_eq!(runs, [(0, 300), (300, 10), (512, 10)]);
     }
 }

@@ -34,13 +34,16 @@ pub struct Driver {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// NVIDIA's.
     Cuda,
+    /// AMD's.
     Hip,
 }
 
 /// A context, stream or event: opaque, and valid in all threads.
 pub(crate) type Handle = usize;
 
+/// The result of a function of the driver.
 type Code = c_int;
 
 impl Driver {
@@ -52,9 +55,9 @@ impl Driver {
     /// forked from one that uses it.
     pub fn find(pin: Pin) -> Result<Option<&'static Driver>> {
         match pin {
-            Pin::Auto => Ok([Kind::Cuda, Kind::Hip].into_iter().find_map(Driver::in_use)),
-            Pin::Cuda => Driver::started(Kind::Cuda).map(Some),
-            Pin::Hip => Driver::started(Kind::Hip).map(Some),
+            Pin::Auto => Ok([Kind::Cuda, Kind::Hip].into_iter().find_map(Driver::find_in_use)),
+            Pin::Cuda => Driver::find_started(Kind::Cuda).map(Some),
+            Pin::Hip => Driver::find_started(Kind::Hip).map(Some),
         }
     }
 
@@ -92,7 +95,8 @@ impl Driver {
         std::fs::read_to_string(path).ok()?.trim().parse().ok() // -1 without NUMA
     }
 
-    fn in_use(kind: Kind) -> Option<&'static Driver> {
+    /// The driver, if this process uses a device with it already.
+    fn find_in_use(kind: Kind) -> Option<&'static Driver> {
         let known = kind.opened();
         let driver = match known.get() {
             Some(driver) => driver,
@@ -104,7 +108,8 @@ impl Driver {
         driver.is_ours().then_some(driver)
     }
 
-    fn started(kind: Kind) -> Result<&'static Driver> {
+    /// The driver, which is started unless this process has.
+    fn find_started(kind: Kind) -> Result<&'static Driver> {
         let known = kind.opened();
         let driver = match known.get() {
             Some(driver) => driver,
@@ -118,6 +123,7 @@ impl Driver {
         Ok(driver)
     }
 
+    /// Opens the library; `flags` are for `dlopen`.
     fn open(kind: Kind, flags: c_int) -> Result<Driver> {
         let library = kind.library()?;
         // SAFETY: the name ends with 0. The library's constructors run, as for every program that links with it.
@@ -127,7 +133,7 @@ impl Driver {
             let hint = "install the driver, or leave pin and device out";
             Error::new(ErrorKind::NotFound, text).hint(hint)
         })?;
-        let api = Api::of(opened, kind)?;
+        let api = Api::find_all(opened, kind)?;
         Ok(Driver { kind, api, pid: process_id(), contexts: Mutex::default() })
     }
 
@@ -142,21 +148,26 @@ impl Driver {
             let mut flags = 0;
             let mut active = 0;
             let device = self.device(*ordinal);
-            let asked = device
-                .and_then(|it| call!(self, primary_state(it, &raw mut flags, &raw mut active)));
+            let asked = device.and_then(|device| {
+                call!(self, primary_state(device, &raw mut flags, &raw mut active))
+            });
             asked.is_ok() && active != 0
         };
         (0..self.num_devices().ok()?).find(is_active)
     }
 
+    /// The driver's handle of a device.
     fn device(&self, ordinal: u32) -> Result<c_int> {
         get!(self, device(c_int::try_from(ordinal).unwrap_or(c_int::MAX)))
     }
 
+    /// Returns whether this process opened it.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == process_id()
     }
 
+    /// Refuses a driver of the parent process.
+    ///
     /// # Errors
     /// `Unsupported`: the process was forked from the one that opened the driver.
     pub(crate) fn check_ours(&self) -> Result<()> {
@@ -177,7 +188,7 @@ impl Driver {
         if let Some(known) = contexts.get(&ordinal) {
             return Ok(*known);
         }
-        let retained = self.device(ordinal).and_then(|it| get!(self, retain(it)));
+        let retained = self.device(ordinal).and_then(|device| get!(self, retain(device)));
         let context =
             retained.map_err(|error| error.target(format!("{}:{ordinal}", self.name())))?;
         contexts.insert(ordinal, context);
@@ -185,7 +196,7 @@ impl Driver {
     }
 
     /// The context in which memory is registered, for all contexts: one that is in use, as far as possible.
-    fn home(&self) -> Result<Handle> {
+    fn registering_context(&self) -> Result<Handle> {
         if let Some((_, known)) = self.contexts.lock().first_key_value() {
             return Ok(*known);
         }
@@ -195,10 +206,12 @@ impl Driver {
         }
     }
 
+    /// The calling thread's current context; 0 if it has none.
     fn current(&self) -> Result<Handle> {
         get!(self, current())
     }
 
+    /// Makes `context` the calling thread's current one.
     pub(crate) fn make_current(&self, context: Handle) -> Result<()> {
         call!(self, make_current(context))
     }
@@ -215,6 +228,7 @@ impl Driver {
         done
     }
 
+    /// A stream in the current context.
     pub(crate) fn new_stream(&self) -> Result<Handle> {
         get!(self, stream_create(NON_BLOCKING))
     }
@@ -228,6 +242,7 @@ impl Driver {
         call!(self, stream_wait(stream, event, 0))
     }
 
+    /// An event in the current context.
     pub(crate) fn new_event(&self) -> Result<Handle> {
         get!(self, event_create(WITHOUT_TIMES))
     }
@@ -251,14 +266,17 @@ impl Driver {
         }
     }
 
+    /// Waits on the host until the work in front of the event is done.
     pub(crate) fn synchronize(&self, event: Handle) -> Result<()> {
         call!(self, event_synchronize(event))
     }
 
+    /// Allocates memory on the device of the current context; returns its address.
     pub(crate) fn allocate(&self, len: usize) -> Result<u64> {
         get!(self, allocate(len))
     }
 
+    /// Frees memory of [`Driver::allocate`].
     pub(crate) fn free(&self, address: u64) -> Result<()> {
         call!(self, free(address))
     }
@@ -278,10 +296,12 @@ impl Driver {
         call!(self, copy(to, from.cast(), len, stream))
     }
 
+    /// Makes the code of this function a result.
     fn checked(&self, function: &CStr, code: Code) -> Result<()> {
         if code == SUCCESS { Ok(()) } else { Err(self.failure(function, code)) }
     }
 
+    /// The error for a code of this function.
     fn failure(&self, function: &CStr, code: Code) -> Error {
         let mut name = null();
         let (_, error_name) = self.api.error_name;
@@ -295,11 +315,14 @@ impl Driver {
         };
         let text = format!("{} failed with {name} ({code})", function.to_string_lossy());
         match code {
+            // An invalid value or handle, or a stream that is being captured.
             1 | 400 | 900..=909 => Error::new(ErrorKind::InvalidArgument, text),
-            2 => Error::new(ErrorKind::OutOfMemory, text)
+            OUT_OF_MEMORY => Error::new(ErrorKind::OutOfMemory, text)
                 .hint("leave the device more memory: smaller batches, or fewer of them ahead"),
+            // Not initialised, a driver that is a stub, no device, no such device.
             3 | 34 | 100 | 101 => Error::new(ErrorKind::NotFound, text)
                 .hint("is there a device that this process may use, and was it not forked?"),
+            // Refused by the operating system, not permitted, or not supported.
             304 | 800..=804 => Error::new(ErrorKind::Unsupported, text),
             _ => Error::new(ErrorKind::DeviceLost, text)
                 .hint("start the process again and resume: it cannot use the device any more"),
@@ -311,8 +334,8 @@ impl Driver {
 unsafe impl Registrar for Driver {
     fn register(&self, start: NonNull<u8>, len: usize) -> Result<Registered> {
         self.check_ours()?;
-        let home = self.home()?;
-        self.within(home, || {
+        let context = self.registering_context()?;
+        self.within(context, || {
             let (name, register) = self.api.host_register;
             let start = start.as_ptr().cast();
             // SAFETY: the driver refuses what is not mapped.
@@ -330,8 +353,8 @@ unsafe impl Registrar for Driver {
 
     fn unregister(&self, start: NonNull<u8>, _: usize) {
         if self.is_ours() {
-            let done = self.home().and_then(|home| {
-                self.within(home, || call!(self, host_unregister(start.as_ptr().cast())))
+            let done = self.registering_context().and_then(|context| {
+                self.within(context, || call!(self, host_unregister(start.as_ptr().cast())))
             });
             let _ = done; // an ended driver has forgotten the memory, and a lost device too
         }
@@ -396,11 +419,11 @@ macro_rules! call {
 }
 use call;
 
-/// Calls a function of the driver that gives a number by its first argument.
+/// Calls a function of the driver that writes its result, a number, to its first argument.
 macro_rules! get {
     ($driver:expr, $function:ident($($argument:expr),*)) => {{
-        let mut found = 0;
-        call!($driver, $function(&raw mut found $(, $argument)*)).map(|()| found)
+        let mut result = 0;
+        call!($driver, $function(&raw mut result $(, $argument)*)).map(|()| result)
     }};
 }
 use get;
@@ -416,7 +439,7 @@ macro_rules! api {
 
         impl Api {
             /// Finds all functions.
-            fn of(library: NonNull<c_void>, kind: Kind) -> Result<Api> {
+            fn find_all(library: NonNull<c_void>, kind: Kind) -> Result<Api> {
                 type Found = (&'static CStr, NonNull<c_void>);
                 let find = |cuda: &'static CStr, hip: &'static CStr| -> Result<Found> {
                     let name = if kind == Kind::Cuda { cuda } else { hip };
@@ -466,11 +489,13 @@ api! {
     error_name(Code, *mut *const c_char): c"cuGetErrorName", c"hipDrvGetErrorName";
 }
 
+// Codes, the same in CUDA and in HIP.
 const SUCCESS: Code = 0;
+const OUT_OF_MEMORY: Code = 2;
 const NOT_READY: Code = 600;
 const ALREADY_REGISTERED: Code = 712;
 
-/// Flags of registered memory.
+// Flags of registered memory: for all contexts, and mapped for reading only.
 const PORTABLE: u32 = 1;
 const READ_ONLY: u32 = 8;
 

@@ -1,5 +1,5 @@
-//! A ring of buffers on a device, with a stream that fills them.
-//! Its threads share its state, with which the bytes of batches outlive it.
+//! A ring of buffers on a device, with a stream that fills them. Its state is shared with the thread that polls copies
+//! and with the batches on the device, so it lives as long as the last of them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -57,8 +57,8 @@ impl Ring {
     pub fn slot(&self, limit: Duration) -> Result<Option<Slot>> {
         let shared = &self.shared;
         shared.driver.check_ours()?;
-        let free = shared.take(limit)?;
-        Ok(free.map(|memory| Slot { shared: Arc::clone(shared), memory: Some(memory) }))
+        let memory = shared.take(limit)?;
+        Ok(memory.map(|memory| Slot { shared: Arc::clone(shared), memory: Some(memory) }))
     }
 
     /// The error of a wait of `limit` for a buffer.
@@ -115,11 +115,11 @@ impl Slot {
         let stream = shared.stream;
         if let Err(error) = shared.run(|driver| memory.fill(driver, stream, &parts)) {
             // Copies that were started may still read the host's memory.
-            let ended = shared.run(|driver| {
+            let waited = shared.run(|driver| {
                 driver.record(memory.copied, stream)?;
                 driver.synchronize(memory.copied)
             });
-            if error.kind() == ErrorKind::DeviceLost || ended.is_err() {
+            if error.kind() == ErrorKind::DeviceLost || waited.is_err() {
                 shared.fail(error.to_others());
             }
             return Err(error);
@@ -129,10 +129,16 @@ impl Slot {
         let arrays = parts.arrays;
         let memory = self.memory.take().expect("as above");
         let copied = memory.copied;
-        let held = Held::new(Arc::clone(shared), memory, len, arrays);
-        let bytes = DeviceBytes::of(&held);
-        shared.keep(copied, Box::new((host, held)));
-        Ok(bytes)
+        let address = memory.address;
+        let filled = Arc::new(FilledSlot {
+            shared: Arc::clone(shared),
+            memory: Mutex::new(Some(memory)),
+            address,
+            len,
+            arrays,
+        });
+        shared.keep_until(copied, Box::new((host, Arc::clone(&filled))));
+        Ok(DeviceBytes(Arc::new(ConsumerHandle(filled))))
     }
 }
 
@@ -147,20 +153,22 @@ impl Drop for Slot {
 }
 
 /// A device, its stream, and the buffers that nobody has.
-pub(crate) struct RingShared {
-    pub(crate) driver: &'static Driver,
-    pub(crate) ordinal: u32,
+struct RingShared {
+    driver: &'static Driver,
+    ordinal: u32,
     context: Handle,
     /// The stream of all copies.
-    pub(crate) stream: Handle,
-    pub(crate) num_slots: usize,
+    stream: Handle,
+    num_slots: usize,
     state: Mutex<RingState>,
     /// A buffer was returned, or the ring has failed.
     returned: Condvar,
     /// A copy was started, or the ring is dropped.
     started: Condvar,
-    pub(crate) fate: Fate,
-    pub(crate) staged_bytes: AtomicU64,
+    /// Tells whether the thread has died.
+    fate: Fate,
+    /// The bytes that were copied on the host.
+    staged_bytes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -168,12 +176,15 @@ struct RingState {
     free: VecDeque<SlotMemory>,
     /// Copies in the order of the stream.
     copies: VecDeque<HostCopy>,
+    /// The first failure that leaves the ring unusable.
     failed: Option<Error>,
+    /// Whether the ring is dropped; batches may still use its state.
     is_dropped: bool,
 }
 
 /// A copy that the device may not have done.
 struct HostCopy {
+    /// The event behind it.
     copied: Handle,
     /// The owners of the memory that is read and of the buffer.
     _owners: Box<dyn Send>,
@@ -184,11 +195,7 @@ impl RingShared {
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn new(
-        driver: &'static Driver,
-        ordinal: u32,
-        num_slots: usize,
-    ) -> Result<RingShared> {
+    fn new(driver: &'static Driver, ordinal: u32, num_slots: usize) -> Result<RingShared> {
         let context = driver.context(ordinal)?;
         let shared = RingShared {
             driver,
@@ -210,12 +217,12 @@ impl RingShared {
     }
 
     /// The device's name, as frameworks write it.
-    pub(crate) fn device(&self) -> String {
+    fn device(&self) -> String {
         format!("{}:{}", self.driver.name(), self.ordinal)
     }
 
     /// Does `work` in the context of the device, which errors then name.
-    pub(crate) fn run<T>(&self, work: impl FnOnce(&'static Driver) -> Result<T>) -> Result<T> {
+    fn run<T>(&self, work: impl FnOnce(&'static Driver) -> Result<T>) -> Result<T> {
         let done = self.driver.within(self.context, || work(self.driver));
         done.map_err(|error| error.target(self.device()))
     }
@@ -224,7 +231,7 @@ impl RingShared {
     ///
     /// # Errors
     /// The first failure of the ring.
-    pub(crate) fn take(&self, limit: Duration) -> Result<Option<SlotMemory>> {
+    fn take(&self, limit: Duration) -> Result<Option<SlotMemory>> {
         let until = deadline(Instant::now(), limit);
         let mut is_late = false;
         loop {
@@ -247,24 +254,25 @@ impl RingShared {
     }
 
     /// Keeps `owners` until the copies in front of the event `copied` are done.
-    pub(crate) fn keep(&self, copied: Handle, owners: Box<dyn Send>) {
+    fn keep_until(&self, copied: Handle, owners: Box<dyn Send>) {
         self.state.lock().copies.push_back(HostCopy { copied, _owners: owners });
         self.started.notify_all();
     }
 
     /// Lets the thread that polls end when no copies are left.
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         self.state.lock().is_dropped = true;
         self.started.notify_all();
     }
 
-    pub(crate) fn give_back(&self, memory: SlotMemory) {
+    /// Makes a buffer free.
+    fn give_back(&self, memory: SlotMemory) {
         self.state.lock().free.push_back(memory);
         self.returned.notify_all();
     }
 
     /// Makes all later calls fail with `error`, unless others have made them fail before.
-    pub(crate) fn fail(&self, error: Error) {
+    fn fail(&self, error: Error) {
         self.state.lock().failed.get_or_insert(error);
         self.returned.notify_all();
     }
@@ -296,7 +304,7 @@ impl RingShared {
     }
 
     /// Polls copies until the ring is dropped and none is left.
-    pub(crate) fn poll(&self) {
+    fn poll(&self) {
         let _ = self.driver.make_current(self.context); // saves a change for each call
         let mut pause = LEAST_PAUSE;
         loop {
@@ -335,27 +343,24 @@ impl Drop for RingShared {
 /// A batch's bytes on a device. Clones share them; the buffer returns to its ring when the last one is dropped, and the
 /// device has done what the consumer's streams had been given before.
 #[derive(Clone)]
-pub struct DeviceBytes(Arc<Lease>);
+pub struct DeviceBytes(Arc<ConsumerHandle>);
 
-/// The consumer's right to a buffer.
-struct Lease(Arc<Held>);
+/// The consumers' part in a buffer: when the last clone is dropped, their work is recorded.
+struct ConsumerHandle(Arc<FilledSlot>);
 
-/// A buffer that is filled, and held by the consumer, the copy, or both.
-pub(crate) struct Held {
-    pub(crate) shared: Arc<RingShared>,
+/// A buffer that is filled, and held by the consumer, the copy, or both. It then returns to the ring.
+struct FilledSlot {
+    shared: Arc<RingShared>,
     /// `None` once returned.
     memory: Mutex<Option<SlotMemory>>,
+    /// The address of `memory`.
     address: u64,
+    /// The number of bytes that were copied.
     len: usize,
     arrays: Vec<Range<usize>>,
 }
 
 impl DeviceBytes {
-    /// The handle of the consumer on what `held` has.
-    pub(crate) fn of(held: &Arc<Held>) -> DeviceBytes {
-        DeviceBytes(Arc::new(Lease(Arc::clone(held))))
-    }
-
     /// The address on the device, a multiple of 256.
     pub fn address(&self) -> u64 {
         self.0.0.address
@@ -393,7 +398,7 @@ impl DeviceBytes {
     /// # Errors
     /// `InvalidArgument`: the stream does not exist. `DeviceLost`. `Unsupported`: the process is a forked child.
     pub fn ready_on(&self, stream: u64) -> Result<()> {
-        let Held { shared, memory, .. } = &*self.0.0;
+        let FilledSlot { shared, memory, .. } = &*self.0.0;
         shared.driver.check_ours()?;
         let mut memory = memory.lock();
         let memory = memory.as_mut().expect("returned by the last handle only");
@@ -405,7 +410,7 @@ impl DeviceBytes {
     /// # Errors
     /// As [`DeviceBytes::ready_on`].
     pub fn wait(&self) -> Result<()> {
-        let Held { shared, memory, .. } = &*self.0.0;
+        let FilledSlot { shared, memory, .. } = &*self.0.0;
         shared.driver.check_ours()?;
         let copied = memory.lock().as_ref().expect("returned by the last handle only").copied;
         shared.run(|driver| driver.synchronize(copied))
@@ -418,21 +423,9 @@ impl std::fmt::Debug for DeviceBytes {
     }
 }
 
-impl Held {
-    pub(crate) fn new(
-        shared: Arc<RingShared>,
-        memory: SlotMemory,
-        len: usize,
-        arrays: Vec<Range<usize>>,
-    ) -> Arc<Held> {
-        let address = memory.address;
-        Arc::new(Held { shared, memory: Mutex::new(Some(memory)), address, len, arrays })
-    }
-}
-
-impl Drop for Lease {
+impl Drop for ConsumerHandle {
     fn drop(&mut self) {
-        let Held { shared, memory, .. } = &*self.0;
+        let FilledSlot { shared, memory, .. } = &*self.0;
         if !shared.driver.is_ours() {
             return; // a forked child: the parent has it
         }
@@ -444,7 +437,7 @@ impl Drop for Lease {
     }
 }
 
-impl Drop for Held {
+impl Drop for FilledSlot {
     fn drop(&mut self) {
         if self.shared.driver.is_ours()
             && let Some(memory) = self.memory.lock().take()
@@ -457,6 +450,6 @@ impl Drop for Held {
 /// The timeout for the copies of a dropped ring.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The pauses between two looks at the oldest copy, which take a processor little: a batch takes about a millisecond.
+// The pauses between two looks at the oldest copy, which cost a processor little: a batch takes about a millisecond.
 const LEAST_PAUSE: Duration = Duration::from_micros(50);
 const MOST_PAUSE: Duration = Duration::from_millis(1);

@@ -11,7 +11,9 @@ pub type Words = Arc<dyn AsRef<[AtomicU32]> + Send + Sync>;
 #[derive(Clone)]
 pub struct Area {
     words: Words,
+    /// The first byte's offset in `words`.
     start: usize,
+    /// Length in bytes.
     len: usize,
     address: u64,
 }
@@ -43,7 +45,7 @@ impl Area {
         self.address
     }
 
-    /// Copies its first bytes.
+    /// Copies its first bytes into `bytes`.
     pub fn read(&self, bytes: &mut [u8]) {
         for (word, bytes) in self.words().iter().zip(bytes.chunks_mut(4)) {
             let word = u32::from_le(word.load(Ordering::Acquire));
@@ -60,7 +62,7 @@ impl Area {
         }
     }
 
-    /// The word at the byte `at`, as this machine counts.
+    /// The little-endian word at the byte `at`.
     pub fn load(&self, at: usize) -> u32 {
         u32::from_le(self.words()[at / 4].load(Ordering::Acquire))
     }

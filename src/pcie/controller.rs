@@ -12,8 +12,9 @@ use std::time::Duration;
 use zerocopy::FromZeros as _;
 
 use crate::area::Area;
+use crate::fault::Fault;
 use crate::queue::{Ended, MAX_SPAN_BYTES, PAGE_LEN, Queue, Span, area_bytes};
-use crate::registers::{ACQ, AQA, ASQ, Clock, Fault, Registers};
+use crate::registers::{Clock, Registers};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::identify::{IDENTIFY_LEN_BYTES, decode_namespace_list};
 use dlfs_nvme::nvme::sqe::{admin, cns};
@@ -41,13 +42,14 @@ pub struct Controller {
     admin: Queue<()>,
     /// The memory of Identify data.
     page: Area,
+    /// The memory of all I/O queues, one behind the other.
     io_areas: Area,
-    /// Identify data.
+    /// Identify data of the controller.
     pub identity: IdentifyController,
-    /// For each I/O queue: true if it is in use.
+    /// For each I/O queue, whether it is in use.
     used: Vec<bool>,
-    /// Set once an admin command has timed out.
-    broken: bool,
+    /// Set once an admin command has timed out: its completion and its data may still arrive.
+    is_broken: bool,
 }
 
 impl Controller {
@@ -85,7 +87,7 @@ impl Controller {
             io_areas: area.part(io_start, area.len_bytes() - io_start),
             identity: IdentifyController::new_zeroed(),
             used: Vec::new(),
-            broken: false,
+            is_broken: false,
         };
         let granted = controller.bring_up()?;
         controller.used = vec![false; usize::from(granted)];
@@ -105,10 +107,10 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns the number of I/O queues that the controller grants.
+    /// Resets the controller, enables and identifies it; returns the number of I/O queues that it grants.
     fn bring_up(&mut self) -> Result<u16, Fault> {
         self.disable()?;
-        self.broken = false;
+        self.is_broken = false;
         drop(self.admin.drain());
         self.admin.rewind();
         let (commands, completions) = self.admin.addresses();
@@ -123,10 +125,11 @@ impl Controller {
         self.ask_for_queues()
     }
 
+    /// Resets the controller; afterwards it accesses no memory.
     fn disable(&mut self) -> Result<(), Fault> {
         let cc = self.registers.read32(Property::Cc.offset())?;
         if Cc(cc).is_enabled() {
-            self.registers.write32(Property::Cc.offset(), cc & !1)?;
+            self.registers.write32(Property::Cc.offset(), cc & !1)?; // clears CC.EN
         }
         self.await_status("becoming disabled", |csts| !csts.is_ready())
     }
@@ -137,7 +140,8 @@ impl Controller {
         step: &'static str,
         is_there: impl Fn(Csts) -> bool,
     ) -> Result<(), Fault> {
-        let limit = Duration::from_millis(u64::from(self.cap.timeout_ms().max(500)));
+        let limit =
+            Duration::from_millis(u64::from(self.cap.timeout_ms().max(LEAST_READY_LIMIT_MS)));
         let began = self.clock.now();
         loop {
             let csts = self.registers.read32(Property::Csts.offset())?;
@@ -154,10 +158,12 @@ impl Controller {
         }
     }
 
+    /// Asks for I/O queues; returns the number of those granted that this driver uses.
     fn ask_for_queues(&mut self) -> Result<u16, Fault> {
         let wanted = self.settings.queues.max(1);
         let sqe = Sqe::set_num_queues(0, wanted);
         let granted = self.run("asking for I/O queues", sqe, None)?;
+        // Both halves, of submission and of completion queues, count from 0.
         let least = (granted & 0xFFFF).min(granted >> 16) + 1;
         Ok(least.min(u32::from(wanted)) as u16)
     }
@@ -208,7 +214,7 @@ impl Controller {
     ///
     /// # Errors
     /// The controller refuses or has failed.
-    pub fn pages(&mut self) -> Result<Vec<(Nsid, [u8; IDENTIFY_LEN_BYTES])>, Fault> {
+    pub fn identify_all(&mut self) -> Result<Vec<(Nsid, [u8; IDENTIFY_LEN_BYTES])>, Fault> {
         let page = self.identify("Identify of the controller", cns::CONTROLLER, Nsid(0))?;
         let mut pages = vec![(Nsid(0), page)];
         let list =
@@ -220,6 +226,7 @@ impl Controller {
         Ok(pages)
     }
 
+    /// Runs an Identify command; returns its data.
     fn identify(
         &mut self,
         step: &'static str,
@@ -259,11 +266,11 @@ impl Controller {
         queue.rewind();
         let (commands, completions) = queue.addresses();
         let qid = u32::from(queue.qid());
-        let which = u32::from(queue.entries() - 1) << 16 | qid;
-        let mut create = |step, opcode, address, how: u32| {
+        let size_and_qid = u32::from(queue.entries() - 1) << 16 | qid;
+        let mut create = |step, opcode, address, attributes: u32| {
             let mut sqe = Sqe::new(opcode, 0, Nsid(0));
-            sqe.cdw10 = which.into();
-            sqe.cdw11 = how.into();
+            sqe.cdw10 = size_and_qid.into();
+            sqe.cdw11 = attributes.into();
             self.run(step, sqe, Some(Span { address, len: 0 }))
         };
         create("creating a completion queue", admin::CREATE_CQ, completions, CONTIGUOUS)?;
@@ -297,7 +304,7 @@ impl Controller {
     /// Those of the bus.
     pub fn abort(&mut self, qid: u16, cid: u16) -> Result<(), Fault> {
         self.admin.poll(&*self.registers, usize::MAX, |(), _| {})?;
-        if self.broken || self.admin.outstanding() > 0 {
+        if self.is_broken || self.admin.outstanding() > 0 {
             return Ok(());
         }
         let mut sqe = Sqe::new(admin::ABORT, 0, Nsid(0));
@@ -332,7 +339,7 @@ impl Controller {
     fn run(&mut self, step: &'static str, sqe: Sqe, data: Option<Span>) -> Result<u32, Fault> {
         let limit = self.settings.limit;
         let late = Fault::TimedOut { step, limit };
-        if self.broken || !self.admin.has_room() {
+        if self.is_broken || !self.admin.has_room() {
             return Err(late);
         }
         let began = self.clock.now();
@@ -351,7 +358,7 @@ impl Controller {
                 None => {}
             }
             if self.clock.now().saturating_duration_since(began) >= limit {
-                self.broken = true;
+                self.is_broken = true;
                 return Err(late);
             }
             self.clock.nap();
@@ -359,6 +366,7 @@ impl Controller {
     }
 }
 
+/// Refuses a controller that is gone, or of a kind that this driver does not know.
 fn check_capabilities(cap: Cap) -> Result<(), Fault> {
     if cap.0 == u64::MAX {
         return Err(Fault::Gone);
@@ -371,6 +379,14 @@ fn check_capabilities(cap: Cap) -> Result<(), Fault> {
     }
     Ok(())
 }
+
+// Registers of PCIe controllers: the lengths of both admin queues, 0-based, and their addresses.
+const AQA: u32 = 0x24;
+const ASQ: u32 = 0x28;
+const ACQ: u32 = 0x30;
+
+/// The least time, in ms, that a controller has for a reset: the unit of CAP.TO.
+const LEAST_READY_LIMIT_MS: u32 = 500;
 
 /// The entries of each admin queue.
 const ADMIN_ENTRIES: u16 = 32;

@@ -6,8 +6,8 @@
 //! and registers of all ones end in an error, never in a panic.
 //!
 //! The other half reaches a device: [`memory`] is memory for DMA, [`vfio`] a device of this machine's PCI bus that the
-//! kernel hands over, and [`vfio_user`] one that another process of this machine plays over a socket (vfio-user 0.1:
-//! SPDK's target, libvfio-user, QEMU), without root and without the kernel.
+//! kernel hands over, and [`vfio_user`] one that another process of this machine emulates, over a socket (vfio-user
+//! 0.1: SPDK's target, libvfio-user, QEMU), without root and without the kernel.
 //!
 //! It is not an engine: it owns no I/O and knows no buffer, only device addresses. `dlfs-io` makes queue pairs of it,
 //! and decides when a command is aborted, a controller reset, or given up.
@@ -16,6 +16,7 @@
 
 pub mod area;
 pub mod controller;
+pub mod fault;
 pub mod memory;
 pub mod queue;
 pub mod registers;
@@ -24,6 +25,7 @@ pub mod vfio_user;
 
 pub use area::{Area, Words};
 pub use controller::{Controller, Settings};
+pub use fault::Fault;
 pub use memory::DmaRegion;
 pub use queue::{Ended, Queue, Span};
-pub use registers::{Bus, Clock, Fault, Registers};
+pub use registers::{Bus, Clock, Registers};

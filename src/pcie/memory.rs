@@ -3,7 +3,7 @@
 //!
 //! A [`DmaRegion`] has a device address that no other region of the process ever has, so a device that is late writes
 //! to nobody's memory. Pools of the process that are created once a device was opened take their pages here
-//! ([`window_memory`]), each a region: a driver maps it once, and reads go to their place without a copy.
+//! ([`window_memory`]), each a region: a driver maps it once, and data are read into them without a copy.
 #![allow(unsafe_code)] // promises that pages are nobody else's
 
 use std::os::fd::BorrowedFd;
@@ -21,6 +21,7 @@ use dlfs_base::process::process_id;
 /// Memory that a device may map.
 pub struct DmaRegion {
     memory: FileMemory,
+    /// The address by which devices know it.
     address: u64,
 }
 
@@ -80,6 +81,7 @@ impl AsRef<[AtomicU32]> for QueueWords {
 /// The source of pages of this process's pools.
 pub struct WindowMemory {
     regions: Mutex<Vec<Arc<DmaRegion>>>,
+    /// The number of changes of `regions`.
     version: AtomicU64,
     /// The process that uses it; its children have none.
     pid: OnceLock<u32>,
@@ -108,6 +110,7 @@ impl WindowMemory {
         self.regions.lock().clone()
     }
 
+    /// Changes the list, and with it the version.
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<DmaRegion>>)) {
         let mut regions = self.regions.lock();
         change(&mut regions);

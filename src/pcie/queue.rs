@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes as _;
 
 use crate::area::Area;
-use crate::registers::{DOORBELLS, Fault, Registers};
+use crate::fault::Fault;
+use crate::registers::{DOORBELLS, Registers};
 use dlfs_nvme::nvme::{Sgl, Sqe, Status};
 
 /// The data of a command: contiguous for the device, at an address that is a multiple of 4.
@@ -41,31 +42,38 @@ pub struct Queue<T> {
     /// The doorbell of the submission queue; that of the completion queue lies `stride` behind it.
     doorbell: u32,
     stride: u32,
+    /// Whether the controller takes scatter-gather lists.
     has_sgls: bool,
     commands: Area,
     completions: Area,
+    /// For each command, room for a list of pages.
     lists: Area,
-    /// The next entry to fill, and the one up to which the controller was told.
+    /// The index of the next command.
     tail: u16,
-    rung: u16,
-    /// The next completion, and its phase bit.
+    /// The tail that the controller was told last.
+    rung_tail: u16,
+    /// The index of the next completion.
     head: u16,
+    /// The phase bit of the next completion.
     phase: bool,
     slots: Vec<Slot<T>>,
+    /// The indices of slots without a command.
     free: Vec<u8>,
 }
 
-/// The place of a command.
+/// Room for one outstanding command; its index is the low byte of the identifier.
 struct Slot<T> {
-    /// Counts the commands that had this place.
+    /// The number of commands that had this slot, modulo 256: the high byte of the identifier.
     generation: u8,
     command: Option<Outstanding<T>>,
 }
 
+/// A command that the controller has not answered.
 struct Outstanding<T> {
     job: T,
     /// The time of its submission, or of the request to abort it.
     since: Instant,
+    /// Whether the controller was asked to abort it.
     aborting: bool,
 }
 
@@ -89,8 +97,8 @@ impl<T> Queue<T> {
         has_sgls: bool,
     ) -> Queue<T> {
         assert!((2..=MAX_ENTRIES).contains(&entries), "the length of a queue");
-        let commands_len = entries_bytes(entries, 64);
-        let completions_len = entries_bytes(entries, 16);
+        let commands_len = entries_bytes(entries, SQE_LEN);
+        let completions_len = entries_bytes(entries, CQE_LEN);
         let lists_start = commands_len + completions_len;
         let num_slots = entries - 1;
         let slot = |_| Slot { generation: 0, command: None };
@@ -104,7 +112,7 @@ impl<T> Queue<T> {
             completions: area.part(commands_len, completions_len),
             lists: area.part(lists_start, usize::from(num_slots) * LIST_BYTES),
             tail: 0,
-            rung: 0,
+            rung_tail: 0,
             head: 0,
             phase: true,
             slots: (0..num_slots).map(slot).collect(),
@@ -117,7 +125,7 @@ impl<T> Queue<T> {
     pub(crate) fn rewind(&mut self) {
         assert!(self.outstanding() == 0, "commands are lost");
         self.completions.clear();
-        (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
+        (self.tail, self.rung_tail, self.head, self.phase) = (0, 0, 0, true);
     }
 
     /// Queue identifier; 0 is the admin queue.
@@ -140,12 +148,12 @@ impl<T> Queue<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Returns whether [`Queue::push`] has a place.
+    /// Returns whether [`Queue::push`] has room.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Places a command, with the identifier that it returns; the controller sees it after [`Queue::ring`].
+    /// Appends a command, with the identifier that it returns; the controller sees it after [`Queue::ring`].
     ///
     /// # Panics
     /// There is no room, or `data` is longer or aligned worse than a command can say.
@@ -169,7 +177,7 @@ impl<T> Queue<T> {
                 sqe.sgl = self.prps(index, span);
             }
         }
-        self.commands.write(usize::from(self.tail) * 64, sqe.as_bytes());
+        self.commands.write(usize::from(self.tail) * SQE_LEN, sqe.as_bytes());
         self.tail = (self.tail + 1) % self.entries;
         cid
     }
@@ -192,15 +200,15 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Tells the controller of the commands that were placed since the last call.
+    /// Tells the controller of the commands that were appended since the last call.
     ///
     /// # Errors
     /// Those of the bus.
     pub fn ring(&mut self, registers: &(impl Registers + ?Sized)) -> Result<(), Fault> {
-        if self.rung == self.tail {
+        if self.rung_tail == self.tail {
             return Ok(());
         }
-        self.rung = self.tail;
+        self.rung_tail = self.tail;
         registers.write32(self.doorbell, u32::from(self.tail))
     }
 
@@ -218,9 +226,9 @@ impl<T> Queue<T> {
         let mut seen = 0;
         // A round at most: a controller may write faster than this looks.
         while count < max && seen < self.entries {
-            let entry = usize::from(self.head) * 16;
-            let word = self.completions.load(entry + 12);
-            let status = (word >> 16) as u16;
+            let entry = usize::from(self.head) * CQE_LEN;
+            let cid_and_status = self.completions.load(entry + 12);
+            let status = (cid_and_status >> 16) as u16;
             if (status & 1 != 0) != self.phase {
                 break;
             }
@@ -228,7 +236,7 @@ impl<T> Queue<T> {
             seen += 1;
             self.head = (self.head + 1) % self.entries;
             self.phase ^= self.head == 0;
-            let cid = word as u16;
+            let cid = cid_and_status as u16;
             if let Some(job) = self.take(cid) {
                 count += 1;
                 done(job, Ended { cid, status: Status::from_wire(status), result });
@@ -240,7 +248,7 @@ impl<T> Queue<T> {
         Ok(count)
     }
 
-    /// The job of this command, if it is outstanding.
+    /// Ends this command, if it is outstanding; returns its job.
     fn take(&mut self, cid: u16) -> Option<T> {
         let [index, generation] = cid.to_le_bytes();
         let slot = self.slots.get_mut(usize::from(index))?;
@@ -254,13 +262,13 @@ impl<T> Queue<T> {
 
     /// A command that has had no answer for `limit`, or none since it was to be aborted.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Option<Overdue> {
-        let late = self.slots.iter().zip(0..).filter_map(|(slot, index)| {
+        let all_late = self.slots.iter().zip(0..).filter_map(|(slot, index)| {
             let command = slot.command.as_ref()?;
             let is_late = now.saturating_duration_since(command.since) >= limit;
             let cid = u16::from_le_bytes([index, slot.generation]);
             is_late.then_some(Overdue { cid, aborting: command.aborting })
         });
-        late.max_by_key(|late| late.aborting)
+        all_late.max_by_key(|late| late.aborting)
     }
 
     /// Records that the controller was asked to abort this command, and gives it the time again.
@@ -284,10 +292,10 @@ impl<T> Queue<T> {
     }
 }
 
-/// The memory of a queue of `entries`.
+/// The bytes of memory of a queue of `entries`.
 pub(crate) fn area_bytes(entries: u16) -> usize {
     let lists = usize::from(entries - 1) * LIST_BYTES;
-    let rings = entries_bytes(entries, 64) + entries_bytes(entries, 16);
+    let rings = entries_bytes(entries, SQE_LEN) + entries_bytes(entries, CQE_LEN);
     rings + lists.next_multiple_of(PAGE_LEN as usize)
 }
 
@@ -308,9 +316,16 @@ pub const MAX_ENTRIES: u16 = 256;
 /// The most data of a command: one list of half a page describes them.
 pub(crate) const MAX_SPAN_BYTES: u32 = 1 << 20;
 
+/// Length of a list of pages: an address for each page of the most data.
 const LIST_BYTES: usize = 2048;
 
-/// The memory page of the controller.
+/// Length of a command.
+const SQE_LEN: usize = 64;
+
+/// Length of a completion.
+const CQE_LEN: usize = 16;
+
+/// Length of the controller's memory pages.
 pub(crate) const PAGE_LEN: u64 = 4096;
 
 #[cfg(test)]

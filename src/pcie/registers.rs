@@ -1,11 +1,10 @@
-//! Registers of a controller, what a bus offers beside them, and failures of both.
+//! All by which a controller is reached: its registers, the bus that they are on, and the clock of waits for it.
 #![forbid(unsafe_code)]
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::memory::DmaRegion;
-use dlfs_base::error::ErrorKind;
-use dlfs_nvme::nvme::{IdentifyError, Status};
+use crate::fault::Fault;
+use crate::memory::DmaRegion;
 
 /// The registers of a controller: its BAR 0.
 pub trait Registers: Send + Sync {
@@ -76,125 +75,6 @@ pub trait Clock: Send + Sync {
     /// Waits a moment.
     fn nap(&self);
 }
-
-/// A failure of a controller, or of the bus to it.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Fault {
-    /// The device does not exist any more.
-    #[error("the controller is gone: its registers read as all ones")]
-    Gone,
-    /// The controller gave up by itself.
-    #[error("the controller has failed (CSTS {0:08X}h)")]
-    Failed(u32),
-    /// No answer came in time.
-    #[error("no answer within {limit:?}: {step}")]
-    TimedOut {
-        /// The operation.
-        step: &'static str,
-        /// The time it had.
-        limit: Duration,
-    },
-    /// The controller refused a command.
-    #[error("{step}: {status}")]
-    Status {
-        /// The operation.
-        step: &'static str,
-        /// The answer.
-        status: Status,
-    },
-    /// The controller lacks something that this driver needs.
-    #[error("{0}")]
-    Unsupported(&'static str),
-    /// The machine has not been prepared for this driver.
-    #[error("the device cannot be used: {0}")]
-    Unready(String),
-    /// The machine takes the device away.
-    #[error("the kernel wants the device back: it is unplugged, or gets another driver")]
-    WantedBack,
-    /// Identify data that cannot be used.
-    #[error("Identify: {0}")]
-    Identify(#[from] IdentifyError),
-    /// The controller has no namespace, or not the one asked for.
-    #[error("the controller has no such namespace")]
-    NoNamespace,
-    /// All I/O queues are in use.
-    #[error("all {0} I/O queues of the controller are in use")]
-    NoQueue(u16),
-    /// The other side of the bus refused a request.
-    #[error("{step}: the device's process answered error {errno}")]
-    Refused {
-        /// The operation.
-        step: &'static str,
-        /// The error number.
-        errno: u32,
-    },
-    /// The other side of the bus broke its protocol.
-    #[error("{0}")]
-    Protocol(&'static str),
-    /// The operating system refused a call, or the connection has ended.
-    #[error("{step}: {source}")]
-    Io {
-        /// The operation.
-        step: &'static str,
-        /// The reason.
-        source: std::io::Error,
-    },
-}
-
-impl Fault {
-    /// The error kind that a caller can act on.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Fault::Gone | Fault::Failed(_) | Fault::WantedBack => ErrorKind::Disconnected,
-            Fault::TimedOut { .. } => ErrorKind::TimedOut,
-            Fault::Status { .. }
-            | Fault::NoQueue(_)
-            | Fault::Refused { .. }
-            | Fault::Unready(_) => ErrorKind::Refused,
-            Fault::Unsupported(_) | Fault::Identify(_) | Fault::Protocol(_) => {
-                ErrorKind::Unsupported
-            }
-            Fault::NoNamespace => ErrorKind::NotFound,
-            Fault::Io { source, .. } => match source.kind() {
-                std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-                std::io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
-                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ConnectionRefused => {
-                    ErrorKind::Refused
-                }
-                _ => ErrorKind::Disconnected,
-            },
-        }
-    }
-
-    /// Returns whether a reset of the controller may help.
-    pub fn is_of_the_controller(&self) -> bool {
-        let is_of_the_bus = matches!(self, Fault::Io { .. } | Fault::Protocol(_));
-        !is_of_the_bus && !matches!(self, Fault::Gone | Fault::WantedBack)
-    }
-}
-
-/// Admin queue attributes: the lengths of both admin queues, 0-based.
-pub(crate) const AQA: u32 = 0x24;
-
-/// Address of the admin submission queue.
-pub(crate) const ASQ: u32 = 0x28;
-
-/// Address of the admin completion queue.
-pub(crate) const ACQ: u32 = 0x30;
-
-/// Region indices of BAR 0 and of the configuration space, which vfio-user shares with VFIO.
-pub(crate) const REGISTERS: u32 = 0;
-pub(crate) const CONFIGURATION: u32 = 7;
-
-/// The flag of a region that can be mapped.
-pub(crate) const MAPPABLE: u32 = 1 << 2;
-
-/// The command register in the configuration space.
-pub(crate) const PCI_COMMAND: u32 = 4;
-
-/// Memory space, bus master, interrupt line off.
-pub(crate) const PCI_MASTER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 
 /// The first doorbell.
 pub(crate) const DOORBELLS: u32 = 0x1000;

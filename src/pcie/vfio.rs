@@ -12,10 +12,9 @@ use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::fault::Fault;
 use crate::memory::DmaRegion;
-use crate::registers::{
-    Bus, CONFIGURATION, Fault, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
-};
+use crate::registers::{Bus, Registers};
 use dlfs_base::buf::FileMemory;
 use dlfs_base::process::mark_ours;
 
@@ -23,7 +22,7 @@ mod calls;
 
 /// A PCI device that the kernel has handed to this process.
 pub struct Vfio {
-    // Dropped in this order.
+    // Dropped in this order: the device before what keeps it to its memory.
     registers: FileMemory,
     device: OwnedFd,
     /// Readable once the kernel wants the device back.
@@ -40,8 +39,8 @@ impl Vfio {
     /// another one does.
     pub fn open(address: &str) -> Result<Vfio, Fault> {
         let group_name = group_of(Path::new("/"), address)?;
-        let container = open("opening /dev/vfio/vfio", "vfio")?;
-        let group = open("opening the file of its IOMMU group in /dev/vfio", &group_name)?;
+        let container = open_vfio("opening /dev/vfio/vfio", "vfio")?;
+        let group = open_vfio("opening the file of its IOMMU group in /dev/vfio", &group_name)?;
         let failed = |source| Fault::Io { step: "asking VFIO for the device", source };
         if !calls::is_known(&container).map_err(failed)? {
             return Err(Fault::Unsupported("this kernel's VFIO has no IOMMU of type 1, version 2"));
@@ -63,21 +62,22 @@ impl Vfio {
         Ok(Vfio { registers, device, request, container, _group: group })
     }
 
-    fn check(&self, offset: u32) -> Result<usize, Fault> {
+    /// The index of the register's word.
+    fn word_index(&self, offset: u32) -> Result<usize, Fault> {
         let end = offset as usize + 4;
         let fits = end <= self.registers.len();
-        let few = Fault::Protocol("the device has fewer registers than it needs");
-        fits.then_some(offset as usize / 4).ok_or(few)
+        let too_few = Fault::Protocol("the device has fewer registers than it needs");
+        fits.then_some(offset as usize / 4).ok_or(too_few)
     }
 }
 
 impl Registers for Vfio {
     fn read32(&self, offset: u32) -> Result<u32, Fault> {
-        Ok(calls::load(&self.registers.as_ref()[self.check(offset)?]))
+        Ok(calls::load(&self.registers.as_ref()[self.word_index(offset)?]))
     }
 
     fn write32(&self, offset: u32, value: u32) -> Result<(), Fault> {
-        calls::store(&self.registers.as_ref()[self.check(offset)?], value);
+        calls::store(&self.registers.as_ref()[self.word_index(offset)?], value);
         Ok(())
     }
 }
@@ -103,16 +103,17 @@ impl Bus for Vfio {
     }
 }
 
-/// The name of the device's IOMMU group, if the device is an NVMe controller that VFIO has; `root`: of the file system.
+/// The name of the device's IOMMU group, if the device is an NVMe controller that VFIO has. `root` is that of the file
+/// system.
 fn group_of(root: &Path, address: &str) -> Result<String, Fault> {
-    let place = root.join("sys/bus/pci/devices").join(address);
-    let class = std::fs::read_to_string(place.join("class"));
+    let folder = root.join("sys/bus/pci/devices").join(address);
+    let class = std::fs::read_to_string(folder.join("class"));
     let class = class.map_err(|source| Fault::Io { step: "looking for the PCI device", source })?;
     if class.trim() != NVME_CLASS {
         return Err(Fault::Unsupported("the PCI device is no NVMe controller"));
     }
     let name_of = |link: &str| {
-        let target = std::fs::read_link(place.join(link)).ok()?;
+        let target = std::fs::read_link(folder.join(link)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     };
     match name_of("driver").as_deref() {
@@ -132,7 +133,8 @@ fn group_of(root: &Path, address: &str) -> Result<String, Fault> {
     }
 }
 
-fn open(step: &'static str, name: &str) -> Result<OwnedFd, Fault> {
+/// Opens a file of `/dev/vfio`.
+fn open_vfio(step: &'static str, name: &str) -> Result<OwnedFd, Fault> {
     let file = File::options().read(true).write(true).open(Path::new("/dev/vfio").join(name));
     let file = file.map_err(|source| match source.kind() {
         ErrorKind::ResourceBusy => {
@@ -146,14 +148,15 @@ fn open(step: &'static str, name: &str) -> Result<OwnedFd, Fault> {
 
 /// Lets the device access memory, and switches its interrupt line off, by its PCI command register.
 fn enable_bus_master(device: &OwnedFd) -> io::Result<()> {
-    let at = calls::region(device, CONFIGURATION)?.offset + u64::from(PCI_COMMAND);
+    let offset = calls::region(device, CONFIGURATION)?.offset + u64::from(PCI_COMMAND);
     let mut command = [0; 2];
-    rustix::io::pread(device, &mut command, at)?;
+    rustix::io::pread(device, &mut command, offset)?;
     let command = u16::from_le_bytes(command) | PCI_MASTER;
-    rustix::io::pwrite(device, &command.to_le_bytes(), at)?;
+    rustix::io::pwrite(device, &command.to_le_bytes(), offset)?;
     Ok(())
 }
 
+/// Maps BAR 0.
 fn map_registers(device: &OwnedFd) -> Result<FileMemory, Fault> {
     let failed = |source| Fault::Io { step: "mapping the registers", source };
     let info = calls::region(device, REGISTERS).map_err(failed)?;
@@ -164,6 +167,18 @@ fn map_registers(device: &OwnedFd) -> Result<FileMemory, Fault> {
     let mapped = FileMemory::of_device(file, info.offset, info.size as usize);
     mapped.map_err(|error| failed(io::Error::other(error)))
 }
+
+// What vfio-user shares with VFIO: the region indices of BAR 0 and of the configuration space, and the flag of a region
+// that can be mapped.
+pub(crate) const REGISTERS: u32 = 0;
+pub(crate) const CONFIGURATION: u32 = 7;
+pub(crate) const MAPPABLE: u32 = 1 << 2;
+
+/// The command register in the configuration space.
+pub(crate) const PCI_COMMAND: u32 = 4;
+
+/// Bits of the command register: memory space, bus master, interrupt line off.
+pub(crate) const PCI_MASTER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 
 /// Class, subclass and interface of an NVMe controller.
 const NVME_CLASS: &str = "0x010802";

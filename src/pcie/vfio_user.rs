@@ -1,4 +1,4 @@
-//! A device that another process of this machine plays over a Unix socket: vfio-user, version 0.1.
+//! A device that another process of this machine emulates, over a Unix socket: vfio-user, version 0.1.
 //!
 //! The client sends one message at a time and waits for its reply. Memory is passed by its file descriptor, so no byte
 //! of data takes the socket. Registers are read and written by messages, except where the device gives its registers'
@@ -26,17 +26,17 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::fault::Fault;
 use crate::memory::DmaRegion;
-use crate::registers::{
-    Bus, CONFIGURATION, Fault, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
-};
+use crate::registers::{Bus, Registers};
+use crate::vfio::{CONFIGURATION, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS};
 use dlfs_base::buf::FileMemory;
 use dlfs_base::process::{mark_ours, receive_files, send_files};
 
 /// The connection to a device.
 pub struct VfioUser {
     link: Mutex<Link>,
-    /// The length of the registers.
+    /// The length of the registers in bytes.
     registers_len: u64,
     /// Parts of the registers that are mapped.
     windows: Vec<Window>,
@@ -45,8 +45,10 @@ pub struct VfioUser {
 /// The socket. After a failure nothing else is sent: a late reply would be taken for another message's.
 struct Link {
     stream: UnixStream,
+    /// The number of the last message.
     id: u16,
     is_broken: bool,
+    /// The time that a message has for its reply.
     limit: Duration,
 }
 
@@ -56,6 +58,7 @@ struct Window {
     memory: FileMemory,
 }
 
+/// The reply to a message: its bytes behind the header, and its file descriptors.
 struct Reply {
     body: Vec<u8>,
     files: Vec<OwnedFd>,
@@ -76,7 +79,7 @@ impl VfioUser {
         stream.set_read_timeout(Some(limit)).map_err(failed)?;
         stream.set_write_timeout(Some(limit)).map_err(failed)?;
         let mut link = Link { stream, id: 0, is_broken: false, limit };
-        link.agree()?;
+        link.negotiate_version()?;
         let (registers_len, windows) = link.registers()?;
         link.enable_bus_master()?;
         Ok(VfioUser { link: Mutex::new(link), registers_len, windows })
@@ -90,7 +93,8 @@ impl VfioUser {
         })
     }
 
-    fn check(&self, offset: u32) -> Result<(), Fault> {
+    /// Refuses a register beyond the device's.
+    fn check_offset(&self, offset: u32) -> Result<(), Fault> {
         if u64::from(offset) + 4 > self.registers_len {
             return Err(Fault::Protocol("the device has fewer registers than it needs"));
         }
@@ -100,7 +104,7 @@ impl VfioUser {
 
 impl Registers for VfioUser {
     fn read32(&self, offset: u32) -> Result<u32, Fault> {
-        self.check(offset)?;
+        self.check_offset(offset)?;
         if let Some((memory, word)) = self.window(offset) {
             return Ok(u32::from_le(memory.as_ref()[word].load(Ordering::Acquire)));
         }
@@ -108,7 +112,7 @@ impl Registers for VfioUser {
     }
 
     fn write32(&self, offset: u32, value: u32) -> Result<(), Fault> {
-        self.check(offset)?;
+        self.check_offset(offset)?;
         if let Some((memory, word)) = self.window(offset) {
             memory.as_ref()[word].store(value.to_le(), Ordering::Release);
             return Ok(());
@@ -133,10 +137,10 @@ impl Bus for VfioUser {
 }
 
 impl Link {
-    /// Agrees on the version. The other side's abilities do not matter: no message of ours is large.
-    fn agree(&mut self) -> Result<(), Fault> {
-        let mut body = vec![0, 0, 1, 0];
-        body.extend(ABILITIES);
+    /// Negotiates the version. The other side's capabilities do not matter: no message of ours is large.
+    fn negotiate_version(&mut self) -> Result<(), Fault> {
+        let mut body = vec![0, 0, 1, 0]; // major 0, minor 1
+        body.extend(CAPABILITIES);
         let reply = self.ask("agreeing on a version of vfio-user", VERSION, &body, &[])?;
         match reply.body[..] {
             [0, 0, _, _, ..] => Ok(()),
@@ -152,7 +156,7 @@ impl Link {
         let info = Fields(&body);
         let flags = info.u32(4)?;
         let len = info.u64(16)?;
-        let in_file = info.u64(24)?;
+        let file_offset = info.u64(24)?;
         if len == 0 || flags & (READ | WRITE) != READ | WRITE {
             return Err(Fault::Protocol("the device has no registers (BAR 0)"));
         }
@@ -165,8 +169,8 @@ impl Link {
         let mut windows = Vec::new();
         for (start, len) in areas {
             let Some(Ok(file)) = file.as_ref().map(OwnedFd::try_clone) else { break };
-            let offset = in_file.saturating_add(start);
-            // Without the mapping, messages do.
+            let offset = file_offset.saturating_add(start);
+            // Registers that cannot be mapped are accessed by messages.
             if let Ok(memory) = FileMemory::open(file, offset, len as usize) {
                 windows.push(Window { start, memory });
             }
@@ -180,12 +184,14 @@ impl Link {
         self.write(CONFIGURATION, PCI_COMMAND, &command.to_le_bytes())
     }
 
+    /// Reads 4 bytes of a region.
     fn read32(&mut self, region: u32, offset: u32) -> Result<u32, Fault> {
         let body = access(region, offset, 4);
         let reply = self.ask("reading a register", REGION_READ, &body, &[])?;
         Fields(&reply.body).u32(16)
     }
 
+    /// Writes bytes of a region.
     fn write(&mut self, region: u32, offset: u32, bytes: &[u8]) -> Result<(), Fault> {
         let mut body = access(region, offset, bytes.len() as u32);
         body.extend(bytes);
@@ -204,9 +210,9 @@ impl Link {
             let source = ErrorKind::NotConnected.into();
             return Err(Fault::Io { step, source });
         }
-        let asked = self.send(command, body, files).and_then(|()| self.receive());
+        let exchanged = self.send(command, body, files).and_then(|()| self.receive());
         let limit = self.limit;
-        let answered = asked.map_err(|source| match source.kind() {
+        let answered = exchanged.map_err(|source| match source.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => Fault::TimedOut { step, limit },
             _ => Fault::Io { step, source },
         });
@@ -224,17 +230,18 @@ impl Link {
         answered
     }
 
+    /// Sends a message with a new number.
     fn send(&mut self, command: u16, body: &[u8], files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
         self.id = self.id.wrapping_add(1);
         let size = HEADER_LEN + body.len();
-        let mut text = Vec::with_capacity(size);
-        text.extend(self.id.to_le_bytes());
-        text.extend(command.to_le_bytes());
-        text.extend((size as u32).to_le_bytes());
-        text.extend([0; 8]);
-        text.extend(body);
-        let sent = send_files(&self.stream, &text, files)?;
-        self.stream.write_all(&text[sent..])
+        let mut bytes = Vec::with_capacity(size);
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(command.to_le_bytes());
+        bytes.extend((size as u32).to_le_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend(body);
+        let sent = send_files(&self.stream, &bytes, files)?;
+        self.stream.write_all(&bytes[sent..])
     }
 
     /// Receives a header with its file descriptors, and what follows it.
@@ -257,6 +264,7 @@ impl Link {
 
 /// Parts of a region that may be mapped, each with its start and length: those of the capability for sparse mappings.
 fn sparse_areas(info: &Fields<'_>) -> Result<Vec<(u64, u64)>, Fault> {
+    // Capabilities are a list: each has an identifier, and the offset of the next one.
     let mut at = info.u32(12)? as usize;
     for _ in 0..MOST_CAPABILITIES {
         if at == 0 {
@@ -268,8 +276,8 @@ fn sparse_areas(info: &Fields<'_>) -> Result<Vec<(u64, u64)>, Fault> {
         }
         let count = info.u32(at + 8)?.min(MOST_AREAS) as usize;
         let area = |nth: usize| -> Result<(u64, u64), Fault> {
-            let place = at + 16 + nth * 16;
-            Ok((info.u64(place)?, info.u64(place + 8)?))
+            let area_at = at + 16 + nth * 16;
+            Ok((info.u64(area_at)?, info.u64(area_at + 8)?))
         };
         return (0..count).map(area).collect();
     }
@@ -298,11 +306,12 @@ fn message(words: &[u32], doubles: &[u64]) -> Vec<u8> {
     words.chain(doubles.iter().flat_map(|double| double.to_le_bytes())).collect()
 }
 
-/// The place of bytes in a region.
+/// The body that names `count` bytes of a region.
 fn access(region: u32, offset: u32, count: u32) -> Vec<u8> {
     message(&[offset, 0, region, count], &[])
 }
 
+// Commands.
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
 const DMA_UNMAP: u16 = 3;
@@ -310,11 +319,14 @@ const DEVICE_GET_REGION_INFO: u16 = 5;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 
+/// Length of a message's header.
 const HEADER_LEN: usize = 16;
+
+// Lengths of the bodies of DMA_MAP and DMA_UNMAP, which state them.
 const MAP_LEN: u32 = 32;
 const UNMAP_LEN: u32 = 24;
 
-/// Flags of regions and of memory.
+// Flags of regions and of memory.
 const READ: u32 = 1;
 const WRITE: u32 = 1 << 1;
 const HAS_CAPABILITIES: u32 = 1 << 3;
@@ -325,9 +337,15 @@ const ERROR: u32 = 1 << 5;
 /// The capability that names the parts of a region to map.
 const SPARSE_MAP: u32 = 1;
 
-/// Our abilities: file descriptors of a message, and bytes of a register access.
-const ABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
+/// Our capabilities: file descriptors of a message, and bytes of a register access.
+const CAPABILITIES: &[u8] =
+    b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
+/// The most bytes of a region's description that are asked for.
 const REGION_INFO_MOST: u32 = 1024;
+
+/// The longest body that is received.
 const MOST_BODY: usize = 64 << 10;
+
+// Capabilities of a region, and areas of one, that are read; the device might list them without end.
 const MOST_CAPABILITIES: usize = 16;
 const MOST_AREAS: u32 = 16;

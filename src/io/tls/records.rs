@@ -81,8 +81,8 @@ impl Records {
         taken
     }
 
-    /// Opens a record into `into`, and the end of its contents into the leftover; returns the number of bytes in `into`.
-    /// Nothing may be left over from before.
+    /// Opens a record into `into`, and the end of its contents into the leftover; returns the number of bytes in
+    /// `into`. Nothing may be left over from before.
     ///
     /// # Errors
     /// The record is not authentic, or ends the session.

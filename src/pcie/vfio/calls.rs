@@ -135,7 +135,7 @@ pub(super) fn device(group: &OwnedFd, address: &str) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
-/// Place and properties of a region.
+/// Offset, length and flags of a region.
 pub(super) fn region(device: &OwnedFd, index: u32) -> Result<RegionInfo> {
     let argsz = len_of::<RegionInfo>();
     let mut info = RegionInfo { argsz, flags: 0, index, cap_offset: 0, size: 0, offset: 0 };
@@ -210,11 +210,13 @@ pub(super) fn store(register: &AtomicU32, value: u32) {
     unsafe { register.as_ptr().write_volatile(value.to_le()) };
 }
 
+/// The `argsz` of a structure.
 fn len_of<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// `VFIO_TYPE`; the numbers of requests begin at `VFIO_BASE`, 100.
+// All numbers have the names of the header, without `VFIO_`.
+/// The type of all requests, whose numbers begin at `VFIO_BASE`, 100.
 const VFIO_TYPE: u8 = b';';
 const GET_API_VERSION: u8 = 100;
 const CHECK_EXTENSION: u8 = 101;

@@ -99,7 +99,7 @@ fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
 /// As for opening a namespace there. `InvalidArgument`: the address is neither a drive's nor a socket's.
 pub fn identify(address: &Address, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
     let drive = open(address, options)?;
-    let pages = drive.controller.lock().pages();
+    let pages = drive.controller.lock().identify_all();
     let pages = pages.map_err(|fault| error_of(fault).target(address.to_string()))?;
     Ok(pages.into_iter().map(|(nsid, page)| (nsid, page.to_vec())).collect())
 }
