@@ -2,9 +2,9 @@
 
 use super::group::{Exponentiation, Power};
 use super::host::{NEW_TLS_PSK, sc_c};
-use super::response::{Transcript, generated_psk, session_key};
+use super::response::{Transcript, session_key};
 use super::{
-    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness,
+    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, OwnNumbers, Randomness,
     Secret, TlsPsk,
 };
 use crate::nvme::Nqn;
@@ -32,9 +32,10 @@ pub struct ControllerTerms {
 #[derive(Debug)]
 pub struct Controller {
     terms: ControllerTerms,
-    own: Own,
-    state: State,
-    psk: Option<(Digest, Hash)>,
+    own: OwnNumbers,
+    state: ControllerState,
+    /// The TLS PSK, where one is generated.
+    psk: Option<TlsPsk>,
 }
 
 /// The parameters of this authentication.
@@ -63,7 +64,7 @@ impl std::fmt::Debug for Answer {
 }
 
 #[derive(Debug)]
-enum State {
+enum ControllerState {
     AwaitingNegotiate,
     ComputingPublic(Chosen),
     SendingChallenge(Chosen),
@@ -78,37 +79,37 @@ enum State {
 impl Controller {
     /// A controller that waits for the host's first message.
     pub fn new(terms: ControllerTerms, randomness: &Randomness) -> Controller {
-        let own = Own::new(randomness);
-        Controller { terms, own, state: State::AwaitingNegotiate, psk: None }
+        let own = OwnNumbers::new(randomness);
+        Controller { terms, own, state: ControllerState::AwaitingNegotiate, psk: None }
     }
 
     /// Notes that the message of [`Next::Send`] has been sent.
     pub fn sent(&mut self) -> Next {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::SendingChallenge(chosen) => {
-                self.state = State::AwaitingReply(chosen);
+        match std::mem::replace(&mut self.state, ControllerState::Ended) {
+            ControllerState::SendingChallenge(chosen) => {
+                self.state = ControllerState::AwaitingReply(chosen);
                 Next::Receive
             }
-            State::SendingSuccess1 { tid, is_mutual: true } => {
-                self.state = State::AwaitingSuccess2 { tid };
+            ControllerState::SendingSuccess1 { tid, is_mutual: true } => {
+                self.state = ControllerState::AwaitingSuccess2 { tid };
                 Next::Receive
             }
-            State::SendingSuccess1 { .. } => Next::Authenticated,
-            State::SendingFailure1(failed) => Next::Failed(failed),
+            ControllerState::SendingSuccess1 { .. } => Next::Authenticated,
+            ControllerState::SendingFailure1(failed) => Next::Failed(failed),
             _ => Next::Failed(Failed::OutOfTurn),
         }
     }
 
     /// Handles a message from the host.
     pub fn handle(&mut self, bytes: &[u8]) -> Next {
-        let state = std::mem::replace(&mut self.state, State::Ended);
+        let state = std::mem::replace(&mut self.state, ControllerState::Ended);
         let tid = match &state {
-            State::AwaitingNegotiate => None,
-            State::AwaitingReply(chosen) => Some(chosen.tid),
-            State::AwaitingSuccess2 { tid } => Some(*tid),
+            ControllerState::AwaitingNegotiate => None,
+            ControllerState::AwaitingReply(chosen) => Some(chosen.tid),
+            ControllerState::AwaitingSuccess2 { tid } => Some(*tid),
             _ => return Next::Failed(Failed::OutOfTurn),
         };
-        let (came, message) = match Message::decode(bytes) {
+        let (message_tid, message) = match Message::decode(bytes) {
             Ok((_, Message::Failure2 { explanation })) => {
                 return Next::Failed(Failed::There(explanation));
             }
@@ -118,16 +119,16 @@ impl Controller {
                 return self.fail(tid, Explanation::IncorrectPayload, "a message cannot be read");
             }
         };
-        if tid.is_some_and(|tid| tid != came) {
+        if tid.is_some_and(|tid| tid != message_tid) {
             let reason = "the message belongs to another transaction";
-            return self.fail(came, Explanation::IncorrectPayload, reason);
+            return self.fail(message_tid, Explanation::IncorrectPayload, reason);
         }
         match (state, message) {
-            (State::AwaitingNegotiate, Message::Negotiate { sc_c, hashes, groups }) => {
-                self.choose(came, sc_c, &hashes, &groups)
+            (ControllerState::AwaitingNegotiate, Message::Negotiate { sc_c, hashes, groups }) => {
+                self.choose(message_tid, sc_c, &hashes, &groups)
             }
             (
-                State::AwaitingReply(chosen),
+                ControllerState::AwaitingReply(chosen),
                 Message::Reply { response, cvalid, sequence, challenge, dh },
             ) => {
                 // A challenge with sequence number 0 only serves to derive the TLS PSK.
@@ -143,18 +144,22 @@ impl Controller {
                 let sequence = Some(sequence).filter(|number| cvalid && *number != 0);
                 self.take_reply(chosen, Answer { response, challenge, sequence }, &dh)
             }
-            (State::AwaitingSuccess2 { .. }, Message::Success2) => Next::Authenticated,
-            _ => self.fail(came, Explanation::IncorrectMessage, "another message was expected"),
+            (ControllerState::AwaitingSuccess2 { .. }, Message::Success2) => Next::Authenticated,
+            _ => self.fail(
+                message_tid,
+                Explanation::IncorrectMessage,
+                "another message was expected",
+            ),
         }
     }
 
     /// Handles the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::ComputingPublic(chosen) => self.challenge(chosen, power.0.to_vec()),
-            State::ComputingShared(chosen, answer) => {
+        match std::mem::replace(&mut self.state, ControllerState::Ended) {
+            ControllerState::ComputingPublic(chosen) => self.challenge(chosen, power.0.to_vec()),
+            ControllerState::ComputingShared(chosen, answer) => {
                 let session_key = session_key(chosen.hash, &power);
-                self.judge(chosen, &answer, Some(&session_key))
+                self.verify(chosen, &answer, Some(&session_key))
             }
             _ => Next::Failed(Failed::OutOfTurn),
         }
@@ -162,14 +167,13 @@ impl Controller {
 
     /// The TLS PSK, once authenticated with secure channel concatenation.
     pub fn generated_psk(&self) -> Option<TlsPsk> {
-        let (psk, hash) = self.psk.as_ref()?;
-        TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
+        self.psk.clone()
     }
 
     /// The reason for a failure that this side has detected, until the host has been told.
     pub fn failure(&self) -> Option<&Failed> {
         match &self.state {
-            State::SendingFailure1(failed) => Some(failed),
+            ControllerState::SendingFailure1(failed) => Some(failed),
             _ => None,
         }
     }
@@ -206,10 +210,11 @@ impl Controller {
         if group == Group::Null {
             return self.challenge(chosen, Vec::new());
         }
-        self.state = State::ComputingPublic(chosen);
+        self.state = ControllerState::ComputingPublic(chosen);
         Next::Compute(Exponentiation::public(group, &self.own.exponent))
     }
 
+    /// Challenges the host; `dh` is this side's public value.
     fn challenge(&mut self, chosen: Chosen, dh: Vec<u8>) -> Next {
         let Chosen { tid, hash, group, .. } = chosen;
         let challenge = Message::Challenge {
@@ -219,10 +224,11 @@ impl Controller {
             challenge: self.own.challenge[..hash.len_bytes()].to_vec(),
             dh,
         };
-        self.state = State::SendingChallenge(chosen);
+        self.state = ControllerState::SendingChallenge(chosen);
         Next::Send(challenge.encode(tid))
     }
 
+    /// Checks the host's reply, and goes on to the shared secret.
     fn take_reply(&mut self, chosen: Chosen, answer: Answer, peer: &[u8]) -> Next {
         let Chosen { tid, hash, group, .. } = chosen;
         if answer.response.len() != hash.len_bytes() {
@@ -236,7 +242,7 @@ impl Controller {
         }
         if group == Group::Null {
             return if peer.is_empty() {
-                self.judge(chosen, &answer, None)
+                self.verify(chosen, &answer, None)
             } else {
                 let reason = "a public value came without a group";
                 self.fail(tid, Explanation::IncorrectPayload, reason)
@@ -247,12 +253,12 @@ impl Controller {
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
         let shared = Exponentiation::shared(group, peer, &self.own.exponent);
-        self.state = State::ComputingShared(chosen, answer);
+        self.state = ControllerState::ComputingShared(chosen, answer);
         Next::Compute(shared)
     }
 
     /// Verifies the host's response; if it is right, answers the host's challenge.
-    fn judge(&mut self, chosen: Chosen, answer: &Answer, session_key: Option<&Digest>) -> Next {
+    fn verify(&mut self, chosen: Chosen, answer: &Answer, session_key: Option<&Digest>) -> Next {
         let ControllerTerms { hostnqn, subnqn, secrets, ctrl_secret, .. } = &self.terms;
         let Chosen { tid, hash, sc_c, .. } = chosen;
         let transcript = Transcript { hash, tid, sc_c, hostnqn, subnqn, session_key };
@@ -278,16 +284,17 @@ impl Controller {
                 return self.fail(tid, Explanation::AuthenticationFailed, reason);
             }
         };
-        self.psk = session_key
-            .filter(|_| sc_c == NEW_TLS_PSK)
-            .map(|key| (generated_psk(hash, key, c1, &answer.challenge), hash));
-        self.state = State::SendingSuccess1 { tid, is_mutual: response.is_some() };
+        if sc_c == NEW_TLS_PSK {
+            self.psk = transcript.tls_psk(c1, &answer.challenge);
+        }
+        self.state = ControllerState::SendingSuccess1 { tid, is_mutual: response.is_some() };
         Next::Send(Message::Success1 { hl: hash.len_bytes() as u8, response }.encode(tid))
     }
 
+    /// Ends the authentication, and tells the host.
     fn fail(&mut self, tid: u16, explanation: Explanation, reason: &'static str) -> Next {
         self.psk = None;
-        self.state = State::SendingFailure1(Failed::Here(explanation, reason));
+        self.state = ControllerState::SendingFailure1(Failed::Here(explanation, reason));
         Next::Send(Message::Failure1 { explanation }.encode(tid))
     }
 }

@@ -103,6 +103,7 @@ pub struct Exponentiation {
     exponent: Exponent,
 }
 
+/// The number of which a power is computed.
 enum Base {
     Generator,
     /// The value that the other side sent, already checked.
@@ -155,6 +156,7 @@ impl fmt::Debug for Power {
     }
 }
 
+/// A power in this group, in a time that does not depend on the exponent.
 fn power<const LIMBS: usize>(
     params: &FixedMontyParams<LIMBS>,
     comb: &OnceLock<Comb<LIMBS>>,
@@ -183,10 +185,13 @@ fn power<const LIMBS: usize>(
 /// Entry i is the product of g^(2^(COLUMNS j)) for the bits j of i, in Montgomery form.
 struct Comb<const LIMBS: usize>([Uint<LIMBS>; 1 << TEETH]);
 
+/// Rows of the exponent's matrix.
 const TEETH: usize = 4;
+/// Bits of each row.
 const COLUMNS: usize = EXPONENT_LEN_BYTES * 8 / TEETH;
 
 impl<const LIMBS: usize> Comb<LIMBS> {
+    /// Computes the products.
     fn new(params: &FixedMontyParams<LIMBS>) -> Comb<LIMBS> {
         let mut powers = [FixedMontyForm::new(&Uint::ONE, params); 1 << TEETH];
         let mut tooth = FixedMontyForm::new(&Uint::from(2_u8), params);

@@ -1,9 +1,9 @@
 //! The host's side of an authentication. `mod.rs` has the exchange, `response.rs` the formulas.
 
 use super::group::{Exponentiation, Power};
-use super::response::{Transcript, generated_psk, session_key};
+use super::response::{Transcript, session_key};
 use super::{
-    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness,
+    Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, OwnNumbers, Randomness,
     Refusal, Secret, TlsPsk,
 };
 use crate::nvme::Nqn;
@@ -31,10 +31,12 @@ pub struct HostTerms {
 #[derive(Debug)]
 pub struct Host {
     terms: HostTerms,
+    /// The number of the transaction.
     tid: u16,
-    own: Own,
-    state: State,
-    psk: Option<(Digest, Hash)>,
+    own: OwnNumbers,
+    state: HostState,
+    /// The TLS PSK, where one is generated.
+    psk: Option<TlsPsk>,
 }
 
 /// The controller's choice.
@@ -42,20 +44,24 @@ pub struct Host {
 struct Chosen {
     hash: Hash,
     group: Group,
+    /// SEQ1.
     sequence: u32,
+    /// C1.
     challenge: Vec<u8>,
     /// The controller's public value; empty without a group.
     peer: Vec<u8>,
 }
 
 #[derive(Debug)]
-enum State {
+enum HostState {
     SendingNegotiate,
     AwaitingChallenge,
     ComputingPublic(Chosen),
+    /// With this side's public value.
     ComputingShared(Chosen, Power),
     /// The response expected from the controller; `None` if it need not authenticate.
     SendingReply(Option<Digest>),
+    /// As above.
     AwaitingSuccess1(Option<Digest>),
     SendingSuccess2,
     SendingFailure2(Failed),
@@ -83,32 +89,32 @@ impl Host {
         assert!(!hashes.is_empty() && !groups.is_empty(), "something can be used");
         let hashes = hashes.iter().map(|hash| hash.id()).collect();
         let negotiate = Message::Negotiate { sc_c: sc_c(*concatenation), hashes, groups };
-        let own = Own::new(randomness);
-        let host = Host { terms, tid, own, state: State::SendingNegotiate, psk: None };
+        let own = OwnNumbers::new(randomness);
+        let host = Host { terms, tid, own, state: HostState::SendingNegotiate, psk: None };
         (host, Next::Send(negotiate.encode(tid)))
     }
 
     /// Notes that the message of [`Next::Send`] has been sent.
     pub fn sent(&mut self) -> Next {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::SendingNegotiate => {
-                self.state = State::AwaitingChallenge;
+        match std::mem::replace(&mut self.state, HostState::Ended) {
+            HostState::SendingNegotiate => {
+                self.state = HostState::AwaitingChallenge;
                 Next::Receive
             }
-            State::SendingReply(expected) => {
-                self.state = State::AwaitingSuccess1(expected);
+            HostState::SendingReply(expected) => {
+                self.state = HostState::AwaitingSuccess1(expected);
                 Next::Receive
             }
-            State::SendingSuccess2 => Next::Authenticated,
-            State::SendingFailure2(failed) => Next::Failed(failed),
+            HostState::SendingSuccess2 => Next::Authenticated,
+            HostState::SendingFailure2(failed) => Next::Failed(failed),
             _ => Next::Failed(Failed::OutOfTurn),
         }
     }
 
     /// Handles a message from the controller.
     pub fn handle(&mut self, bytes: &[u8]) -> Next {
-        let state = std::mem::replace(&mut self.state, State::Ended);
-        if !matches!(state, State::AwaitingChallenge | State::AwaitingSuccess1(_)) {
+        let state = std::mem::replace(&mut self.state, HostState::Ended);
+        if !matches!(state, HostState::AwaitingChallenge | HostState::AwaitingSuccess1(_)) {
             return Next::Failed(Failed::OutOfTurn);
         }
         let next = match Message::decode(bytes) {
@@ -119,23 +125,24 @@ impl Host {
             Ok((tid, _)) if tid != self.tid => {
                 Err((Explanation::IncorrectPayload, "the message belongs to another transaction"))
             }
-            Ok((_, message)) => self.take(state, message),
+            Ok((_, message)) => self.handle_message(state, message),
         };
         next.unwrap_or_else(|(explanation, reason)| {
             self.psk = None;
-            self.state = State::SendingFailure2(Failed::Here(explanation, reason));
+            self.state = HostState::SendingFailure2(Failed::Here(explanation, reason));
             Next::Send(Message::Failure2 { explanation }.encode(self.tid))
         })
     }
 
-    fn take(&mut self, state: State, message: Message) -> Result<Next, Refusal> {
+    /// Handles a message of this transaction.
+    fn handle_message(&mut self, state: HostState, message: Message) -> Result<Next, Refusal> {
         match (state, message) {
             (
-                State::AwaitingChallenge,
+                HostState::AwaitingChallenge,
                 Message::Challenge { hash, group, sequence, challenge, dh },
-            ) => self.choose(hash, group, sequence, challenge, dh),
-            (State::AwaitingSuccess1(expected), Message::Success1 { response, .. }) => {
-                self.judge(expected, response)
+            ) => self.accept_choice(hash, group, sequence, challenge, dh),
+            (HostState::AwaitingSuccess1(expected), Message::Success1 { response, .. }) => {
+                self.verify(expected, response)
             }
             _ => Err((Explanation::IncorrectMessage, "another message was expected")),
         }
@@ -143,13 +150,13 @@ impl Host {
 
     /// Handles the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::ComputingPublic(chosen) => {
+        match std::mem::replace(&mut self.state, HostState::Ended) {
+            HostState::ComputingPublic(chosen) => {
                 let shared = Exponentiation::shared(chosen.group, &chosen.peer, &self.own.exponent);
-                self.state = State::ComputingShared(chosen, power);
+                self.state = HostState::ComputingShared(chosen, power);
                 Next::Compute(shared)
             }
-            State::ComputingShared(chosen, public) => {
+            HostState::ComputingShared(chosen, public) => {
                 let session_key = session_key(chosen.hash, &power);
                 self.reply(&chosen, Some(&session_key), public.0.to_vec())
             }
@@ -159,26 +166,25 @@ impl Host {
 
     /// The TLS PSK, once authenticated with [`Concatenation::Required`].
     pub fn generated_psk(&self) -> Option<TlsPsk> {
-        let (psk, hash) = self.psk.as_ref()?;
-        TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
+        self.psk.clone()
     }
 
     /// The current step, for log lines.
     pub fn stage(&self) -> &'static str {
         match self.state {
-            State::SendingNegotiate => "sending Negotiate",
-            State::AwaitingChallenge => "waiting for the controller's challenge",
-            State::ComputingPublic(_) | State::ComputingShared(..) => "Diffie-Hellman",
-            State::SendingReply(_) => "sending Reply",
-            State::AwaitingSuccess1(_) => "waiting for the controller's verdict",
-            State::SendingSuccess2 => "sending Success2",
-            State::SendingFailure2(_) => "sending Failure2",
-            State::Ended => "authentication has ended",
+            HostState::SendingNegotiate => "sending Negotiate",
+            HostState::AwaitingChallenge => "waiting for the controller's challenge",
+            HostState::ComputingPublic(_) | HostState::ComputingShared(..) => "Diffie-Hellman",
+            HostState::SendingReply(_) => "sending Reply",
+            HostState::AwaitingSuccess1(_) => "waiting for the controller's verdict",
+            HostState::SendingSuccess2 => "sending Success2",
+            HostState::SendingFailure2(_) => "sending Failure2",
+            HostState::Ended => "authentication has ended",
         }
     }
 
     /// Checks the controller's choice and goes on with it.
-    fn choose(
+    fn accept_choice(
         &mut self,
         hash: u8,
         group: u8,
@@ -212,7 +218,7 @@ impl Host {
             return Err((IncorrectPayload, reason));
         }
         let public = Exponentiation::public(group, &self.own.exponent);
-        self.state = State::ComputingPublic(chosen);
+        self.state = HostState::ComputingPublic(chosen);
         Ok(Next::Compute(public))
     }
 
@@ -238,9 +244,9 @@ impl Host {
             .map(|secret| transcript.of_controller(&secret.key(subnqn), &c2, self.own.sequence));
         let is_mutual = expected.is_some();
         let concatenates = *concatenation == Concatenation::Required;
-        self.psk = session_key
-            .filter(|_| concatenates)
-            .map(|key| (generated_psk(hash, key, &chosen.challenge, &c2), hash));
+        if concatenates {
+            self.psk = transcript.tls_psk(&chosen.challenge, &c2);
+        }
         let reply = Message::Reply {
             response: response.as_ref().to_vec(),
             cvalid: is_mutual || concatenates,
@@ -248,12 +254,12 @@ impl Host {
             challenge: c2,
             dh,
         };
-        self.state = State::SendingReply(expected);
+        self.state = HostState::SendingReply(expected);
         Next::Send(reply.encode(self.tid))
     }
 
     /// Verifies the controller's response, if one was required.
-    fn judge(
+    fn verify(
         &mut self,
         expected: Option<Digest>,
         response: Option<Vec<u8>>,
@@ -261,7 +267,7 @@ impl Host {
         let Some(expected) = expected else { return Ok(Next::Authenticated) };
         let reason = match response {
             Some(response) if expected.is(&response) => {
-                self.state = State::SendingSuccess2;
+                self.state = HostState::SendingSuccess2;
                 return Ok(Next::Send(Message::Success2.encode(self.tid)));
             }
             Some(_) => "the controller's response is wrong",
@@ -274,6 +280,7 @@ impl Host {
 /// Secure channel concatenation with a new TLS PSK (NEWTLSPSK).
 pub(super) const NEW_TLS_PSK: u8 = 2;
 
+/// The SC_C field of a host.
 pub(super) fn sc_c(concatenation: Concatenation) -> u8 {
     match concatenation {
         Concatenation::No | Concatenation::Optional => 0,

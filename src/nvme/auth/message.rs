@@ -252,6 +252,7 @@ impl fmt::Debug for Message {
     }
 }
 
+/// Decodes a Negotiate behind the transaction identifier.
 fn negotiate(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [sc_c, napd] = rest.array()?;
     for _ in 0..napd {
@@ -283,6 +284,7 @@ fn put_values(bytes: &mut Vec<u8>, own: [u8; 2], sequence: u32, values: &[&[u8]]
     bytes.extend(dh);
 }
 
+/// Two bytes of the message's own, the sequence number, values of the hash, and the DH value.
 type Values<const N: usize> = ([u8; 2], u32, [Vec<u8>; N], Vec<u8>);
 
 /// The fields that [`put_values`] appends.
@@ -299,6 +301,7 @@ fn values<const N: usize>(mut rest: Fields<'_>) -> Result<Values<N>, MessageErro
     Ok((own, sequence, values, dh))
 }
 
+/// Decodes a Success1 behind the transaction identifier.
 fn success1(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     let [hl, _, rvalid] = rest.array()?;
     rest.take(HEAD - 9)?;
@@ -307,6 +310,7 @@ fn success1(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     Ok(Message::Success1 { hl, response })
 }
 
+/// Checks the HL field.
 fn hash_len(hl: u8) -> Result<usize, MessageError> {
     match hl {
         32 | 48 | 64 => Ok(hl.into()),
@@ -314,6 +318,7 @@ fn hash_len(hl: u8) -> Result<usize, MessageError> {
     }
 }
 
+/// Decodes a field that is 0 or 1.
 fn flag(byte: u8, name: &'static str) -> Result<bool, MessageError> {
     match byte {
         0 => Ok(false),
@@ -339,14 +344,18 @@ impl<'a> Fields<'a> {
     }
 }
 
+// Types of messages.
 const COMMON: u8 = 0x00;
 const DH_HMAC_CHAP: u8 = 0x01;
+/// The identifier of the protocol in Negotiate.
 const AUTHID_DH_HMAC_CHAP: u8 = 0x01;
 /// Reason code of both failures: the authentication has failed.
 const REASON_FAILED: u8 = 1;
 /// Bytes of a DH-HMAC-CHAP message before its parts of variable length.
 const HEAD: usize = 16;
+/// Bytes of a Negotiate before its descriptors.
 const NEGOTIATE_HEAD: usize = 8;
+/// Bytes of a protocol descriptor.
 const DESCRIPTOR_LEN: usize = 64;
 
 #[cfg(test)]

@@ -32,18 +32,20 @@ mod controller;
 mod group;
 mod hash;
 mod host;
+mod key_text;
 mod message;
 mod psk;
 mod response;
+mod secret;
 
 pub use controller::{Controller, ControllerTerms};
 pub use group::{Exponentiation, Group, Power};
 pub use hash::{Digest, Hash};
 pub use host::{Host, HostTerms};
+pub use key_text::KeyError;
 pub use message::{Explanation, Message, MessageError};
-pub use psk::{
-    ConfiguredPsk, Derivation, IdentityParts, IdentityVersion, KeyError, Origin, Secret, TlsPsk,
-};
+pub use psk::{ConfiguredPsk, Derivation, IdentityParts, IdentityVersion, Origin, TlsPsk};
+pub use secret::Secret;
 
 use std::fmt;
 
@@ -84,17 +86,17 @@ impl Drop for Randomness {
     }
 }
 
-/// One side's own challenge and exponent.
-struct Own {
+/// One side's own challenge and exponent, ready for use.
+struct OwnNumbers {
     challenge: [u8; 64],
     /// The sequence number; never 0.
     sequence: u32,
     exponent: group::Exponent,
 }
 
-impl Own {
-    fn new(randomness: &Randomness) -> Own {
-        Own {
+impl OwnNumbers {
+    fn new(randomness: &Randomness) -> OwnNumbers {
+        OwnNumbers {
             challenge: randomness.challenge,
             sequence: randomness.sequence.max(1),
             exponent: group::Exponent::new(randomness.exponent),
@@ -102,9 +104,9 @@ impl Own {
     }
 }
 
-impl fmt::Debug for Own {
+impl fmt::Debug for OwnNumbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Own")
+        f.write_str("OwnNumbers")
     }
 }
 

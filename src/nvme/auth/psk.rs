@@ -1,5 +1,4 @@
-//! Keys as users have them: DH-HMAC-CHAP secrets, and TLS PSKs, from the configured string to the pre-shared key and
-//! its identity.
+//! TLS PSKs, from the configured string to the pre-shared key and its identity.
 //!
 //! NVMe/TCP Transport Specification 1.1, 3.6.1. With h the hash of the key:
 //!
@@ -12,17 +11,15 @@
 //!
 //! T is R or G, the [`Origin`]; hh identifies the hash. Version 1 has a digest, and its context is hh " "
 //! digest. Version 0 has none, and its context is the identity.
-//!
-//! Keys as strings are a prefix, two digits, and base64 of the key with its CRC-32, as nvme-cli prints them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use crc_fast::CrcAlgorithm;
 use zeroize::Zeroizing;
 
+use super::key_text::{KeyError, decode, encode};
 use super::{Digest, Hash};
 use crate::nvme::Nqn;
 
@@ -33,6 +30,7 @@ use crate::nvme::Nqn;
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfiguredPsk {
     bytes: Zeroizing<Vec<u8>>,
+    /// The hash that derives the retained PSK.
     transform: Option<Hash>,
 }
 
@@ -218,6 +216,7 @@ impl TlsPsk {
         fits.then(|| TlsPsk { identity: identity.to_owned(), key: Digest::new(key), hash })
     }
 
+    /// Derives the TLS PSK and its identity; `None` as for [`ConfiguredPsk::tls_psk`].
     fn derive(
         retained: &[u8],
         hash: Hash,
@@ -239,8 +238,8 @@ impl TlsPsk {
                 (identity.clone(), identity)
             }
             IdentityVersion::V1 => {
-                let of = hash.hmac(retained, &[names.as_bytes(), b" NVMe-over-Fabrics"]);
-                let digest = STANDARD.encode(of.as_ref());
+                let proof = hash.hmac(retained, &[names.as_bytes(), b" NVMe-over-Fabrics"]);
+                let digest = STANDARD.encode(proof.as_ref());
                 let identity = format!("NVMe1{letter}{number:02} {names} {digest}");
                 (identity, format!("{number:02} {digest}"))
             }
@@ -290,140 +289,11 @@ impl Derivation {
     }
 }
 
-/// A secret in the form `DHHC-1:hh:<base64>:` (NVM Express Base Specification 2.1, 8.3.5.5.7).
-///
-/// `hh` identifies the hash that derives the key from the secret; 00: the secret is the key itself. The
-/// string contains the secret, so treat it like a password.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
-    bytes: Zeroizing<Vec<u8>>,
-    transform: Option<Hash>,
-}
-
-impl Secret {
-    /// Makes a secret from random bytes, as long as a value of the hash `transform`, or 32 bytes without one.
-    pub fn generate(random: &[u8; 64], transform: Option<Hash>) -> Secret {
-        let len = transform.map_or(32, Hash::len_bytes);
-        Secret { bytes: Zeroizing::new(random[..len].to_vec()), transform }
-    }
-
-    /// The secret as a string, which ends with a colon.
-    pub fn to_text(&self) -> Zeroizing<String> {
-        encode(SECRET_PREFIX, self.transform.map_or(0, Hash::id), &self.bytes)
-    }
-
-    /// The secret's bytes, for deriving other keys.
-    #[doc(hidden)]
-    pub fn bytes(&self) -> &Zeroizing<Vec<u8>> {
-        &self.bytes
-    }
-
-    /// The hash that derives the key from the secret; `None`: the secret is the key itself.
-    pub fn transform(&self) -> Option<Hash> {
-        self.transform
-    }
-
-    /// The key for `owner`: the host's NQN for a host's secret, the subsystem's NQN for a controller's.
-    pub(super) fn key(&self, owner: &Nqn) -> Key {
-        let parts = [owner.as_str().as_bytes(), b"NVMe-over-Fabrics"];
-        Key(match self.transform {
-            None => self.bytes.clone(),
-            Some(hash) => Zeroizing::new(hash.hmac(&self.bytes, &parts).as_ref().to_vec()),
-        })
-    }
-}
-
-/// The key of the HMACs in responses.
-pub(super) struct Key(pub(super) Zeroizing<Vec<u8>>);
-
-impl FromStr for Secret {
-    type Err = KeyError;
-
-    fn from_str(text: &str) -> Result<Secret, KeyError> {
-        let (number, bytes) = decode(text, SECRET_PREFIX)?;
-        match bytes.len() {
-            32 | 48 | 64 => Ok(Secret { bytes, transform: Hash::from_id(number) }),
-            found => Err(KeyError::Length { found, allowed: "32, 48 or 64" }),
-        }
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-/// Reasons why a string is not a valid key. Contains no part of the string.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum KeyError {
-    /// The prefix or the final colon is missing.
-    #[error("a key of this kind begins with `{0}` and ends with `:`")]
-    Form(&'static str),
-    /// The two digits after the prefix name no known hash.
-    #[error("the two digits after the prefix name no known hash: {0}")]
-    Hash(&'static str),
-    /// The part between the colons is not base64.
-    #[error("the part between the colons is not base64: characters are missing or were changed")]
-    Base64,
-    /// The key has an invalid length.
-    #[error("the key has {found} bytes; it must have {allowed}")]
-    Length {
-        /// Bytes without the CRC.
-        found: usize,
-        /// The permitted lengths, for an error message.
-        allowed: &'static str,
-    },
-    /// The key's CRC-32 differs.
-    #[error("the key's CRC-32 differs: it was damaged, or a character was mistyped")]
-    Checksum,
-}
-
-/// Decodes `text` into the identifier of the hash and the bytes of the key.
-pub(super) fn decode(
-    text: &str,
-    prefix: &'static str,
-) -> Result<(u8, Zeroizing<Vec<u8>>), KeyError> {
-    let form = || KeyError::Form(prefix);
-    let rest = text.trim().strip_prefix(prefix).ok_or_else(form)?;
-    let (digits, rest) = rest.split_once(':').ok_or_else(form)?;
-    let encoded = rest.strip_suffix(':').ok_or_else(form)?;
-    let number = match digits {
-        "00" => 0,
-        "01" => 1,
-        "02" => 2,
-        "03" => 3,
-        _ => return Err(KeyError::Hash("00 to 03 are")),
-    };
-    let mut bytes = Zeroizing::new(STANDARD.decode(encoded).map_err(|_| KeyError::Base64)?);
-    let Some(len) = bytes.len().checked_sub(4) else {
-        return Err(KeyError::Length { found: 0, allowed: "at least 32" });
-    };
-    let (key, crc) = bytes.split_at(len);
-    if crc32(key) != crc {
-        return Err(KeyError::Checksum);
-    }
-    bytes.truncate(len);
-    Ok((number, bytes))
-}
-
-/// Encodes a key as a string.
-pub(super) fn encode(prefix: &str, number: u8, key: &[u8]) -> Zeroizing<String> {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(key.len() + 4));
-    bytes.extend_from_slice(key);
-    bytes.extend_from_slice(&crc32(key));
-    let encoded = Zeroizing::new(STANDARD.encode(&*bytes));
-    Zeroizing::new(format!("{prefix}{number:02}:{}:", *encoded))
-}
-
-/// CRC-32 of IEEE 802.3, as in zlib.
-fn crc32(bytes: &[u8]) -> [u8; 4] {
-    (crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32).to_le_bytes()
-}
-
+/// The beginning of a configured PSK.
 const KEY_PREFIX: &str = "NVMeTLSkey-1:";
+
+/// The beginning of every label of TLS 1.3.
 const TLS_LABEL: &[u8] = b"tls13 ";
-const SECRET_PREFIX: &str = "DHHC-1:";
 
 #[cfg(test)]
 mod tests {

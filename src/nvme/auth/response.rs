@@ -9,14 +9,16 @@
 //! R2 = HMAC(controller's key, Ca2 | SEQ2 | TID | SC_C | "Controller" | subnqn  | 00 | hostnqn)
 //! ```
 
-use super::psk::Key;
-use super::{Digest, Hash, Power};
+use super::secret::Key;
+use super::{Digest, Hash, Power, TlsPsk};
 use crate::nvme::Nqn;
 
 /// Values that both sides of one authentication share.
 pub(super) struct Transcript<'a> {
     pub(super) hash: Hash,
+    /// The number of the transaction.
     pub(super) tid: u16,
+    /// SC_C: the kind of TLS PSK generation.
     pub(super) sc_c: u8,
     pub(super) hostnqn: &'a Nqn,
     pub(super) subnqn: &'a Nqn,
@@ -33,6 +35,13 @@ impl Transcript<'_> {
     /// R2: the controller's response to `challenge`.
     pub(super) fn of_controller(&self, key: &Key, challenge: &[u8], sequence: u32) -> Digest {
         self.response(key, challenge, sequence, "Controller", [self.subnqn, self.hostnqn])
+    }
+
+    /// The TLS PSK that this authentication generates, from the session key and both challenges; `None` without a
+    /// group.
+    pub(super) fn tls_psk(&self, c1: &[u8], c2: &[u8]) -> Option<TlsPsk> {
+        let psk = generated_psk(self.hash, self.session_key?, c1, c2);
+        TlsPsk::generated(&psk, self.hash, self.hostnqn, self.subnqn)
     }
 
     fn response(
@@ -64,7 +73,7 @@ pub(super) fn session_key(hash: Hash, shared: &Power) -> Digest {
 }
 
 /// The key material for the TLS PSK, from the session key and both challenges.
-pub(super) fn generated_psk(hash: Hash, session_key: &Digest, c1: &[u8], c2: &[u8]) -> Digest {
+fn generated_psk(hash: Hash, session_key: &Digest, c1: &[u8], c2: &[u8]) -> Digest {
     hash.hmac(session_key.as_ref(), &[c1, c2])
 }
 

@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::deframer::{Deframer, Event as Wire, Pdu, Role};
-use super::error::ProtocolError;
+use super::error::{ProtocolError, check_range};
 use super::pdu::{
     C2HData, CapsuleCmd, CapsuleResp, Digests, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq,
     IcResp, PduType, R2T, put_term_req,
@@ -48,9 +48,11 @@ pub struct Connection {
     /// The form of the PDUs that we send.
     form: Form,
     slots: Vec<Slot>,
+    /// The indices of free slots.
     free: Vec<u16>,
     /// Maximum outstanding commands: SQSIZE, 0-based as on the wire.
     max_outstanding: u16,
+    /// The CIDs of commands without a response.
     cids: CidSet,
     /// The command whose data come next; `None`: the data are discarded.
     filling: Option<u16>,
@@ -67,6 +69,7 @@ pub struct Connection {
     received_pdus: u64,
     /// SQ head, counted only with SQ flow control.
     sqhd: Option<SqHead>,
+    /// Whether the connection was ended by [`Connection::terminate`].
     terminated: bool,
 }
 
@@ -121,19 +124,21 @@ pub enum Event {
     },
 }
 
+/// A command without a response, or room for one.
 #[derive(Debug)]
 struct Slot {
     sqe: Sqe,
-    state: State,
+    state: SlotState,
     /// Buffer for data from the host.
     buf: IoBuf,
     /// Bytes of the command's data that are in `buf`, or that were sent in pieces.
     filled: u32,
+    /// Whether all data digests so far were right.
     digest_ok: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Free,
     /// The caller has the command. `in_capsule`: its data follow in the capsule.
     Presented {
@@ -148,6 +153,7 @@ enum State {
     FillingFromR2t,
 }
 
+/// The head of the submission queue, as the host is told it.
 #[derive(Debug, Clone, Copy)]
 struct SqHead {
     head: u16,
@@ -252,23 +258,23 @@ impl Connection {
         let at = slot.filled as usize;
         self.deframer.take_data(&slot.buf[at..at + len]);
         slot.filled += len as u32;
-        self.awaited_bytes += if slot.state == State::FillingFromR2t { len as u64 } else { 0 };
+        self.awaited_bytes += if slot.state == SlotState::FillingFromR2t { len as u64 } else { 0 };
     }
 
     /// Receives a command's data into `buf`, which has exactly their length. [`Event::Received`]
     /// returns it, or [`Event::Damaged`] after a wrong digest.
     pub fn receive(&mut self, id: CommandId, buf: IoBuf) {
         let slot = &mut self.slots[usize::from(id.0)];
-        let State::Presented { len, in_capsule } = slot.state else {
-            panic!("receive for a command that is not waiting for a place");
+        let SlotState::Presented { len, in_capsule } = slot.state else {
+            panic!("receive for a command that is not waiting for a buffer");
         };
         assert_eq!(buf.len(), len as usize, "the buffer has the length of the data");
         (slot.buf, slot.filled, slot.digest_ok) = (buf, 0, true);
         if in_capsule {
-            slot.state = State::FillingFromCapsule;
+            slot.state = SlotState::FillingFromCapsule;
             self.filling = Some(id.0);
         } else {
-            slot.state = State::FillingFromR2t;
+            slot.state = SlotState::FillingFromR2t;
             self.num_awaited += 1;
             let r2t = R2T::new(slot.sqe.cid.get(), id.0, 0, len, self.form);
             self.transmit.put(self.form, &r2t, None);
@@ -280,15 +286,15 @@ impl Connection {
     /// The old command is then forgotten, and the new one gets its `id`.
     pub fn park(&mut self, id: CommandId) {
         let slot = &mut self.slots[usize::from(id.0)];
-        let presented = State::Presented { len: 0, in_capsule: false };
+        let presented = SlotState::Presented { len: 0, in_capsule: false };
         assert_eq!(slot.state, presented, "only a command without data is parked");
-        slot.state = State::Parked;
+        slot.state = SlotState::Parked;
     }
 
     /// Returns whether the command is still parked. The host ends it without notice by reusing its CID; the
     /// command with the reused CID may have been refused before it became an event.
     pub fn is_parked(&self, id: CommandId) -> bool {
-        self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == State::Parked)
+        self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == SlotState::Parked)
     }
 
     /// Sends a piece of a command's data in a C2HData of its own. Others follow, or an error.
@@ -317,6 +323,7 @@ impl Connection {
         }
     }
 
+    /// Queues a C2HData with the next bytes of a command's data.
     fn put_data(&mut self, id: CommandId, buf: SharedBuf, flags: u8) {
         let slot = &mut self.slots[usize::from(id.0)];
         let len = buf.len() as u32;
@@ -417,6 +424,7 @@ impl Connection {
         self.form.digests
     }
 
+    /// Answers ICReq.
     fn initialise(&mut self, req: &IcReq) -> Result<(), ProtocolError> {
         let unsupported = |offset, value| ProtocolError::UnsupportedParameter { offset, value };
         if req.pfv.get() != 0 {
@@ -456,7 +464,7 @@ impl Connection {
         match check_data(&sqe, data_len) {
             Ok(data) => {
                 if let DataTransfer::FromHost { len, in_capsule } = data {
-                    self.slots[usize::from(id.0)].state = State::Presented { len, in_capsule };
+                    self.slots[usize::from(id.0)].state = SlotState::Presented { len, in_capsule };
                 }
                 Ok(Some(Event::Command { id, sqe, data }))
             }
@@ -469,15 +477,16 @@ impl Connection {
 
     /// Handles the reuse of an outstanding command's CID, which is permitted only if that command is parked.
     fn forget_parked(&mut self, cid: u16) -> Result<(), ProtocolError> {
-        let is_it = |slot: &Slot| slot.state == State::Parked && slot.sqe.cid.get() == cid;
-        let index = self.slots.iter().position(is_it).ok_or(ProtocolError::CidInUse { cid })?;
+        let has_cid = |slot: &Slot| slot.state == SlotState::Parked && slot.sqe.cid.get() == cid;
+        let index = self.slots.iter().position(has_cid).ok_or(ProtocolError::CidInUse { cid })?;
         self.release(CommandId(index as u16));
         self.cids.insert(cid);
         Ok(())
     }
 
+    /// Gives a command a slot.
     fn occupy(&mut self, sqe: Sqe) -> CommandId {
-        let state = State::Presented { len: 0, in_capsule: false };
+        let state = SlotState::Presented { len: 0, in_capsule: false };
         let slot = Slot { sqe, state, buf: IoBuf::empty(), filled: 0, digest_ok: true };
         match self.free.pop() {
             Some(index) => {
@@ -497,10 +506,11 @@ impl Connection {
         self.unsent.push_back(self.sent_bytes + self.transmit.len_bytes() as u64);
     }
 
+    /// Frees a command's slot and its CID.
     fn release(&mut self, id: CommandId) {
         let slot = &mut self.slots[usize::from(id.0)];
-        assert_ne!(slot.state, State::Free, "a command is answered once");
-        slot.state = State::Free;
+        assert_ne!(slot.state, SlotState::Free, "a command is answered once");
+        slot.state = SlotState::Free;
         slot.buf = IoBuf::empty();
         self.cids.remove(slot.sqe.cid.get());
         self.free.push(id.0);
@@ -515,27 +525,15 @@ impl Connection {
         let cid = data.cccid.get();
         let slot = self.slots.get(usize::from(ttag));
         let slot = slot
-            .filter(|slot| slot.state == State::FillingFromR2t)
+            .filter(|slot| slot.state == SlotState::FillingFromR2t)
             .ok_or(ProtocolError::UnknownTransferTag { ttag })?;
         let pdu_type = PduType::H2CData;
         if slot.sqe.cid.get() != cid {
             return Err(ProtocolError::UnknownCid { pdu_type, cid });
         }
-        let datao = data.datao.get();
-        let datal = data.datal.get();
+        let range = [data.datao.get(), data.datal.get()];
         let len = slot.buf.len() as u32;
-        if datao != slot.filled {
-            return Err(ProtocolError::OutOfOrder {
-                pdu_type,
-                cid,
-                expected: slot.filled,
-                found: datao,
-            });
-        }
-        let end = u64::from(datao) + u64::from(datal);
-        if end > u64::from(len) {
-            return Err(ProtocolError::OutOfRange { pdu_type, cid, end, len });
-        }
+        let end = check_range(pdu_type, cid, slot.filled, range, len)?;
         let is_last = data.ch.flags & FLAG_LAST_PDU != 0;
         if is_last != (end == u64::from(len)) {
             return Err(ProtocolError::LastPdu { pdu_type, cid });
@@ -544,13 +542,14 @@ impl Connection {
         Ok(())
     }
 
+    /// Copies data to their place in the command's buffer; discards those of a refused command.
     fn fill(&mut self, bytes: &[u8]) {
         let Some(filling) = self.filling else { return };
         let slot = &mut self.slots[usize::from(filling)];
         let at = slot.filled as usize;
         slot.buf[at..at + bytes.len()].copy_from_slice(bytes);
         slot.filled += bytes.len() as u32;
-        let is_awaited = slot.state == State::FillingFromR2t;
+        let is_awaited = slot.state == SlotState::FillingFromR2t;
         self.awaited_bytes += if is_awaited { bytes.len() as u64 } else { 0 };
     }
 
@@ -565,14 +564,14 @@ impl Connection {
         let id = CommandId(filling);
         let sqe = slot.sqe;
         let buf = std::mem::take(&mut slot.buf);
-        if slot.state == State::FillingFromR2t {
+        if slot.state == SlotState::FillingFromR2t {
             self.num_awaited -= 1;
         }
         if !slot.digest_ok {
             self.finish(id, Status::TRANSIENT_TRANSPORT_ERROR, 0);
             return Some(Event::Damaged { buf });
         }
-        slot.state = State::Presented { len: 0, in_capsule: false };
+        slot.state = SlotState::Presented { len: 0, in_capsule: false };
         Some(Event::Received { id, sqe, buf })
     }
 }

@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 use super::error::ProtocolError;
 use super::pdu::{
     self, C2HData, CapsuleCmd, CapsuleResp, CommonHeader, FLAG_DDGST, FLAG_HDGST, FLAG_LAST_PDU,
-    FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, MAX_TERM_REQ_LEN, PduType, R2T, RunningDigest,
-    TermReq,
+    FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, MAX_TERM_REQ_LEN, PduType, R2T, TermReq,
 };
+use dlfs_base::checksum::crc32c_append;
 
 /// The receiving side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,7 @@ pub struct Deframer {
     max_capsule_data: u32,
     /// Maximum data of one H2CData or C2HData, in bytes.
     max_pdu_data: u32,
+    /// The part of the stream that comes next.
     stage: Stage,
     /// The header being received, or the last one.
     header: [u8; MAX_TERM_REQ_LEN],
@@ -79,11 +80,14 @@ pub struct Deframer {
     echo: usize,
     /// Bytes of padding between header digest and data that are still to come.
     padding_left: usize,
+    /// Bytes of the current PDU's data that are still to come.
     data_left: u32,
-    digest: RunningDigest,
-    /// Bytes of the data digest received so far.
+    /// The digest of the current PDU's data so far.
+    digest: u32,
+    /// The received data digest, of which `ddgst_have` bytes have arrived.
     ddgst: [u8; 4],
     ddgst_have: usize,
+    /// The error that ended the stream.
     failed: Option<ProtocolError>,
 }
 
@@ -112,7 +116,7 @@ impl Deframer {
             echo: 0,
             padding_left: 0,
             data_left: 0,
-            digest: RunningDigest::new(),
+            digest: 0,
             ddgst: [0; 4],
             ddgst_have: 0,
             failed: None,
@@ -158,7 +162,7 @@ impl Deframer {
     pub(crate) fn take_data(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.data_left() as usize, "more data than the PDU has");
         if self.form.is_some_and(|form| form.digests.data) {
-            self.digest.update(bytes);
+            self.digest = crc32c_append(self.digest, bytes);
         }
         self.data_left -= bytes.len() as u32;
     }
@@ -168,6 +172,7 @@ impl Deframer {
         &self.header[..self.echo]
     }
 
+    /// As [`Deframer::next`], but errors may be others later.
     fn step<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, ProtocolError> {
         loop {
             match self.stage {
@@ -211,7 +216,7 @@ impl Deframer {
                     if self.ddgst_have < 4 {
                         return Ok(None);
                     }
-                    return Ok(Some(self.end_data(self.ddgst == self.digest.to_bytes())));
+                    return Ok(Some(self.end_data(self.ddgst == self.digest.to_le_bytes())));
                 }
             }
         }
@@ -228,6 +233,7 @@ impl Deframer {
         self.have == end
     }
 
+    /// Ends the PDU behind its data.
     fn end_data(&mut self, digest_ok: bool) -> Event<'static> {
         self.stage = Stage::Common;
         self.have = 0;
@@ -294,7 +300,7 @@ impl Deframer {
             self.stage = Stage::Padding;
             // `check_lengths` has verified that the data do not begin before the end of header and digest.
             self.padding_left = usize::from(ch.pdo) - hlen - form.header_digest_len(pdu_type);
-            self.digest = RunningDigest::new();
+            self.digest = 0;
             self.ddgst_have = 0;
         } else {
             self.stage = Stage::Common;
@@ -303,6 +309,7 @@ impl Deframer {
         Ok(Event::Header { pdu, data_len })
     }
 
+    /// Decodes the header, and checks the length of data in it.
     fn read_header(&self, pdu_type: PduType, data_len: u32) -> Result<Pdu, ProtocolError> {
         let header = &self.header;
         let check = |cid: u16, found: u32| match found {

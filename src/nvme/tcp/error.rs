@@ -186,6 +186,25 @@ pub enum ProtocolError {
     TimedOut(&'static str),
 }
 
+/// Checks that a PDU continues the data of a command: its range, an offset and a length, must begin at `expected` and
+/// end within `len` bytes. Returns its end.
+pub(super) fn check_range(
+    pdu_type: PduType,
+    cid: u16,
+    expected: u32,
+    [found, range_len]: [u32; 2],
+    len: u32,
+) -> Result<u64, ProtocolError> {
+    if found != expected {
+        return Err(ProtocolError::OutOfOrder { pdu_type, cid, expected, found });
+    }
+    let end = u64::from(found) + u64::from(range_len);
+    if end > u64::from(len) {
+        return Err(ProtocolError::OutOfRange { pdu_type, cid, end, len });
+    }
+    Ok(end)
+}
+
 impl ProtocolError {
     /// Fatal Error Status and Information of the termination request that reports this error. `None`: no
     /// request is sent, for example in response to the peer's termination request.

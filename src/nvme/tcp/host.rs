@@ -1,9 +1,9 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
 //!
-//! Read [`Connection`] first. `slots.rs` has the outstanding commands, `receive.rs`
-//! plans where received bytes go. A controller that makes no progress with the outstanding commands times out
-//! (`Progress`).
+//! Read [`Connection`] first. `slots.rs` has the outstanding commands, `receive.rs` plans where received bytes go, and
+//! `progress.rs` decides when a controller that makes no progress with them times out.
 
+mod progress;
 mod receive;
 mod slots;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 use super::deframer::{self, Deframer, Pdu, Role};
-use super::error::ProtocolError;
+use super::error::{ProtocolError, check_range};
 use super::pdu::{
     self, C2HData, CapsuleCmd, Digests, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
     PduType, R2T,
@@ -24,6 +24,7 @@ use super::transmit::Transmit;
 use crate::nvme::sqe::fctype;
 use crate::nvme::{Cqe, Sgl, Sqe, Status};
 use dlfs_base::units::deadline;
+use progress::Progress;
 use receive::ReceivePlan;
 use slots::{Outstanding, Slots};
 
@@ -97,13 +98,17 @@ pub enum CommandError {
 /// Submitting a command allocates nothing once the queues have grown to their size.
 #[derive(Debug)]
 pub struct Connection<B> {
+    /// The digests that were requested.
     digests: Digests,
+    /// Whether the controller may decline them.
     may_decline: bool,
+    /// The time by which ICResp must arrive.
     ic_deadline: Instant,
     initialised: bool,
     deframer: Deframer,
     /// The form of PDUs that we send.
     form: Form,
+    /// Maximum data of one H2CData: the controller's MAXH2CDATA.
     max_h2c_data: u32,
     /// Maximum in-capsule data of a command, except Fabrics commands.
     max_in_capsule: u32,
@@ -119,6 +124,7 @@ pub struct Connection<B> {
     failed: Option<ProtocolError>,
 }
 
+/// A C2HData whose data are being received.
 #[derive(Debug, Clone, Copy)]
 struct Receiving {
     slot: usize,
@@ -357,6 +363,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         payloads
     }
 
+    /// Ends the connection; a termination request is queued if the stream permits one.
     fn fail(&mut self, error: ProtocolError) -> ProtocolError {
         self.failed = Some(error);
         self.receiving = None;
@@ -387,6 +394,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
     }
 
+    /// Checks the controller's terms, and begins to use them.
     fn handle_ic_resp(&mut self, resp: &IcResp) -> Result<(), ProtocolError> {
         let unsupported =
             |offset, value| Err(ProtocolError::UnsupportedParameter { offset, value });
@@ -417,37 +425,30 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
+    /// Checks a C2HData, which must continue the data of a read.
     fn handle_c2h_data(&mut self, data: &C2HData, data_len: u32) -> Result<(), ProtocolError> {
         const PDU: PduType = PduType::C2HData;
         let cid = data.cccid.get();
-        let datao = data.datao.get();
         let slot = self.find(PDU, cid)?;
         let command = self.slots.get(slot);
-        let expected = command.at;
-        let len = command.len;
         let last = data.ch.flags & FLAG_LAST_PDU != 0;
         let success = data.ch.flags & FLAG_SUCCESS != 0;
-        let end = u64::from(datao) + u64::from(data_len);
         if command.transfer != Transfer::In {
             return Err(ProtocolError::UnknownCid { pdu_type: PDU, cid });
         }
         if success && !last {
             return Err(ProtocolError::LastPdu { pdu_type: PDU, cid });
         }
-        if datao != expected {
-            return Err(ProtocolError::OutOfOrder { pdu_type: PDU, cid, expected, found: datao });
-        }
-        if end > u64::from(len) {
-            return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
-        }
+        let end = check_range(PDU, cid, command.at, [data.datao.get(), data_len], command.len)?;
         // SUCCESS before the end of the data is a short read, which `complete` reports more precisely.
-        if last != (end == u64::from(len)) && !success {
+        if last != (end == u64::from(command.len)) && !success {
             return Err(ProtocolError::LastPdu { pdu_type: PDU, cid });
         }
         self.receiving = Some(Receiving { slot, success });
         Ok(())
     }
 
+    /// Copies data to their place in the payload.
     fn copy_data(&mut self, data: &[u8]) {
         let receiving = self.receiving.expect("data follow a C2HData");
         let command = self.slots.get_mut(receiving.slot);
@@ -456,6 +457,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         command.at += data.len() as u32;
     }
 
+    /// Handles the end of a C2HData's data.
     fn end_data(&mut self, digest_ok: bool) -> Result<(), ProtocolError> {
         let Receiving { slot, success } = self.receiving.take().expect("data follow a C2HData");
         self.slots.get_mut(slot).digest_failed |= !digest_ok;
@@ -466,6 +468,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
     }
 
+    /// Checks an R2T, and queues the data that it requests.
     fn handle_r2t(&mut self, r2t: &R2T) -> Result<(), ProtocolError> {
         const PDU: PduType = PduType::R2T;
         let cid = r2t.cccid.get();
@@ -473,20 +476,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let r2tl = r2t.r2tl.get();
         let slot = self.find(PDU, cid)?;
         let command = self.slots.get(slot);
-        let expected = command.at;
-        let len = command.len;
-        let end = u64::from(r2to) + u64::from(r2tl);
         if command.transfer != Transfer::Out || command.in_capsule {
             return Err(ProtocolError::UnknownCid { pdu_type: PDU, cid });
         }
-        if r2to != expected {
-            return Err(ProtocolError::OutOfOrder { pdu_type: PDU, cid, expected, found: r2to });
-        }
+        check_range(PDU, cid, command.at, [r2to, r2tl], command.len)?;
         if r2tl == 0 {
             return Err(ProtocolError::NoData { pdu_type: PDU, cid });
-        }
-        if end > u64::from(len) {
-            return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
         }
         // MAXR2T 0 permits one R2T at a time, until the socket has taken all bytes that it requested.
         if command.unsent > 0 {
@@ -556,77 +551,6 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
-/// The progress of a connection, judged by one of two rules.
-///
-/// By default, progress is the end of a command, a whole PDU without data, or 64 KiB sent or received. A PDU
-/// with data does not count by itself, since a controller may split data into PDUs of one byte.
-///
-/// With a minimum amount above 0, progress is the end of a command, or this amount of received data. So a
-/// controller that sends a byte now and then times out like one that sends nothing. The end of a command
-/// counts even if its data are short: a controller that waits for a slow medium answers rarely, but then
-/// completely. Sent bytes do not count: new commands say nothing about the controller.
-#[derive(Debug)]
-struct Progress {
-    limit: Duration,
-    /// The minimum amount; 0 selects the default rule.
-    least_bytes: u32,
-    /// Time of the last progress, or of submitting the first outstanding command.
-    since: Instant,
-    /// Bytes since then that count towards the amount.
-    moved_bytes: u32,
-}
-
-impl Progress {
-    fn new(now: Instant, limit: Duration, least_bytes: u32) -> Progress {
-        Progress { limit, least_bytes, since: now, moved_bytes: 0 }
-    }
-
-    /// Notes progress: the first command was submitted, or a command has ended.
-    fn made(&mut self, now: Instant) {
-        (self.since, self.moved_bytes) = (now, 0);
-    }
-
-    /// Notes that `len` bytes were sent.
-    fn sent(&mut self, now: Instant, len: usize) {
-        if self.least_bytes == 0 {
-            self.received(now, len);
-        }
-    }
-
-    /// Notes that `len` bytes of data were received.
-    fn received(&mut self, now: Instant, len: usize) {
-        self.moved_bytes = self.moved_bytes.saturating_add(len as u32);
-        let least = if self.least_bytes == 0 { PROGRESS_BYTES } else { self.least_bytes };
-        if self.moved_bytes >= least {
-            self.made(now);
-        }
-    }
-
-    /// Notes a received PDU without data.
-    fn received_pdu(&mut self, now: Instant) {
-        if self.least_bytes == 0 {
-            self.made(now);
-        }
-    }
-
-    /// The time at which the timeout expires.
-    fn deadline(&self) -> Instant {
-        deadline(self.since, self.limit)
-    }
-
-    /// Returns whether the timeout has expired. Starts it again if that is unknown.
-    fn is_over(&mut self, now: Instant) -> bool {
-        let end = self.deadline();
-        // This check is much too late: the moved bytes may be few only because the receive buffer was full.
-        let is_unknown = self.moved_bytes > 0 && now >= deadline(end, self.limit / 4);
-        if now >= end && is_unknown {
-            self.made(now);
-            return false;
-        }
-        now >= end
-    }
-}
-
 /// Data of at least this length go straight into their payload even while guessing pauses (`receive.rs`). For
 /// shorter data, a copy out of a large receive then costs less than a system call of their own.
 const DIRECT_MIN: usize = 16 << 10;
@@ -643,9 +567,6 @@ const MAX_PDA: u8 = 31;
 
 /// Maximum in-capsule data of a Fabrics command.
 const FABRICS_IN_CAPSULE: u32 = 8192;
-
-/// The same amount that a target requires of a host.
-const PROGRESS_BYTES: u32 = 64 << 10;
 
 #[cfg(test)]
 mod tests;

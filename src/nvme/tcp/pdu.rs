@@ -8,7 +8,7 @@ use std::mem::size_of;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use dlfs_base::checksum::{crc32c, crc32c_append};
+use dlfs_base::checksum::crc32c;
 
 /// PDU types. Even values go from host to controller, odd ones from controller to host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -466,27 +466,6 @@ pub fn digest(bytes: &[u8]) -> [u8; 4] {
     crc32c(bytes).to_le_bytes()
 }
 
-/// A digest over bytes that arrive or leave in pieces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct RunningDigest(u32);
-
-impl RunningDigest {
-    /// The digest of zero bytes.
-    pub(crate) fn new() -> RunningDigest {
-        RunningDigest(0)
-    }
-
-    /// Adds the next bytes.
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0 = crc32c_append(self.0, bytes);
-    }
-
-    /// The digest of all bytes so far, in wire format.
-    pub(crate) fn to_bytes(self) -> [u8; 4] {
-        self.0.to_le_bytes()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -664,17 +643,6 @@ mod tests {
             (&[0; 4096], [0x89, 0x41, 0xF9, 0x98]),
         ] {
             assert_eq!(digest(bytes), wire, "{} bytes", bytes.len());
-        }
-    }
-
-    #[test]
-    fn a_running_digest_does_not_depend_on_where_the_bytes_were_cut() {
-        let bytes: Vec<u8> = (0..=255).collect();
-        for cut in 0..=bytes.len() {
-            let mut running = RunningDigest::new();
-            running.update(&bytes[..cut]);
-            running.update(&bytes[cut..]);
-            assert_eq!(running.to_bytes(), digest(&bytes), "cut at {cut}");
         }
     }
 

@@ -19,12 +19,15 @@ pub struct Transmit<P = SharedBuf> {
     /// Headers, padding and digests; the first `headers_sent` bytes are sent.
     headers: Vec<u8>,
     headers_sent: usize,
+    /// Parts of PDUs, in the order of the stream.
     items: VecDeque<Item<P>>,
     /// Number of sent bytes of the first item.
     front_sent: usize,
+    /// Bytes still to be sent.
     len_bytes: usize,
 }
 
+/// Bytes of one kind.
 #[derive(Debug)]
 enum Item<P> {
     /// The next bytes of `headers`.

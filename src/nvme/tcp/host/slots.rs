@@ -16,11 +16,13 @@ pub(super) struct Outstanding<B> {
     pub(super) at: u32,
     /// Bytes of the payload that are queued and not yet taken by the socket.
     pub(super) unsent: u32,
+    /// Whether its data go in the capsule.
     pub(super) in_capsule: bool,
     /// True if the command may take any time.
     pub(super) no_timeout: bool,
     /// True if the controller may send less than the buffer has room for.
     pub(super) may_be_short: bool,
+    /// Whether a data digest was wrong.
     pub(super) digest_failed: bool,
     /// Index of this payload in the receive being planned.
     pub(super) piece: Option<usize>,
@@ -64,18 +66,25 @@ impl<B> Outstanding<B> {
 #[derive(Debug)]
 pub(super) struct Slots<B> {
     slots: Vec<Slot<B>>,
+    /// The indices of free slots.
     free: Vec<usize>,
     /// Slots of reads in the order of submission, each with the read's serial number, because CIDs repeat
     /// after sixteen uses of a slot. Completed reads are removed lazily.
     reads: VecDeque<(usize, u64)>,
+    /// The number of reads that were submitted.
     num_reads_taken: u64,
+    /// The number of outstanding commands without a timeout.
     num_untimed: usize,
+    /// The number of outstanding reads of at least [`DIRECT_MIN`].
     pub(super) num_bulk_reads: usize,
+    /// The number of all other outstanding reads.
     pub(super) num_small_reads: usize,
 }
 
+/// Room for one command.
 #[derive(Debug)]
 struct Slot<B> {
+    /// The number of commands that it had, as far as a CID has bits for it.
     use_count: u16,
     command: Option<Outstanding<B>>,
 }
@@ -128,6 +137,7 @@ impl<B> Slots<B> {
         slot
     }
 
+    /// Forgets reads that have ended.
     fn drop_ended_reads(&mut self) {
         let mut reads = std::mem::take(&mut self.reads);
         reads.retain(|&(slot, serial)| self.awaits(slot, serial));
@@ -215,6 +225,7 @@ impl<B> Slots<B> {
         Some(command)
     }
 
+    /// Adds `change` to the counts that this command is part of.
     fn count(&mut self, command: &Outstanding<B>, change: isize) {
         let count = match command.transfer {
             _ if command.no_timeout => &mut self.num_untimed,
