@@ -125,7 +125,10 @@ impl Group {
             return Ok(vec![vec![open_one(&self.address, &self.options)?]]);
         };
         let as_devices = |namespaces: Vec<TcpNamespace>| {
-            namespaces.into_iter().map(|one| Arc::new(one) as Arc<dyn Device>).collect::<Vec<_>>()
+            namespaces
+                .into_iter()
+                .map(|namespace| Arc::new(namespace) as Arc<dyn Device>)
+                .collect::<Vec<_>>()
         };
         if address.nsid.is_none() {
             let all = as_devices(TcpNamespace::connect_all(address, &self.options)?);
@@ -139,8 +142,9 @@ impl Group {
         nsids.dedup();
         let devices = as_devices(TcpNamespace::connect_to(address, &nsids, &self.options)?);
         let index_of = |nsid| nsids.binary_search(&nsid).expect("it is one of them");
-        let of = |nsid: &Option<Nsid>| vec![Arc::clone(&devices[index_of(nsid.expect("named"))])];
-        Ok(self.members.iter().map(|(_, nsid)| of(nsid)).collect())
+        let device_of =
+            |nsid: &Option<Nsid>| vec![Arc::clone(&devices[index_of(nsid.expect("named"))])];
+        Ok(self.members.iter().map(|(_, nsid)| device_of(nsid)).collect())
     }
 }
 

@@ -259,13 +259,13 @@ impl Calls {
     /// The result of a call, with its buffer; `None` while the call is running. A call that exceeds its
     /// deadline ends with `TimedOut`. The buffer of a call that failed is dropped.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<IoBuf>> {
-        let at = self.calls.iter().position(|call| call.number == ticket.0);
-        let at = at.expect("a ticket is good until its call is taken");
-        let call = &self.calls[at];
+        let index = self.calls.iter().position(|call| call.number == ticket.0);
+        let index = index.expect("a ticket is good until its call is taken");
+        let call = &self.calls[index];
         if call.missing > 0 && call.until.is_none_or(|until| Instant::now() < until) {
             return None;
         }
-        let call = self.calls.remove(at).expect("found above");
+        let call = self.calls.remove(index).expect("found above");
         let namespace = self.group.pair(call.pair).namespace();
         if call.missing > 0 {
             self.pending[call.pair].retain(|io| (io.tag >> 32) as u32 != call.number);

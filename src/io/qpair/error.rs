@@ -78,7 +78,7 @@ impl IoError {
                 const OF_BLOCKS: [Status; 2] =
                     [Status::INTERNAL_ERROR, Status::DATA_TRANSFER_ERROR];
                 // Status code types 2h, media and data integrity errors, and 7h, vendor specific.
-                matches!(status.sct, 2 | 7) || OF_BLOCKS.iter().any(|of| status.is(*of))
+                matches!(status.sct, 2 | 7) || OF_BLOCKS.iter().any(|known| status.is(*known))
             }
             // For a device's medium error, Linux answers ENODATA, EREMOTEIO or EIO, for wrong protection
             // information EILSEQ; file systems answer EBADMSG or EUCLEAN for damaged data.

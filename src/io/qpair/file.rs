@@ -293,7 +293,7 @@ fn open_file(
 /// Makes the name of a new file durable: a flush makes the file's bytes durable, not its directory entry.
 fn sync_name(path: &Path) {
     let synced = std::fs::canonicalize(path)
-        .and_then(|place| File::open(place.parent().unwrap_or(Path::new("/"))))
+        .and_then(|resolved| File::open(resolved.parent().unwrap_or(Path::new("/"))))
         .and_then(|folder| folder.sync_all());
     if let Err(error) = synced {
         tracing::warn!(path = %path.display(), %error, "after a power loss this new file may be gone");

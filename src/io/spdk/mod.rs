@@ -43,11 +43,11 @@ pub fn version() -> String {
 /// The compiled-in transports, by SPDK's names.
 pub fn transports() -> Vec<&'static str> {
     let all = [c"PCIE", c"TCP", c"RDMA", c"VFIOUSER"];
-    let there = all.into_iter().filter(|name| {
+    let found = all.into_iter().filter(|name| {
         // SAFETY: a NUL-terminated name; the list that is searched was made before main.
         unsafe { sys::spdk_nvme_transport_available_by_name(name.as_ptr()) }
     });
-    there.filter_map(|name| name.to_str().ok()).collect()
+    found.filter_map(|name| name.to_str().ok()).collect()
 }
 
 #[cfg(test)]

@@ -272,21 +272,23 @@ impl Walk<'_> {
         for entry in std::fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name().as_bytes().to_vec();
-            let at = entry.path();
+            let entry_path = entry.path();
             if !self.options.hidden && is_dropping(&name) {
-                self.remarks.add(HIDDEN, &at);
+                self.remarks.add(HIDDEN, &entry_path);
                 continue;
             }
             let is_link = entry.file_type().map_err(failed)?.is_symlink();
             if is_link {
-                self.check_link(&at)?;
+                self.check_link(&entry_path)?;
             }
-            match std::fs::metadata(&at) {
+            match std::fs::metadata(&entry_path) {
                 Ok(found) if found.is_dir() => {
-                    self.enter(&at, beneath, &name, &found, is_link, ancestors)?
+                    self.enter(&entry_path, beneath, &name, &found, is_link, ancestors)?
                 }
-                Ok(found) if found.is_file() => self.add_file(&at, beneath, name, &found)?,
-                _ => self.remarks.add(NO_FILE, &at),
+                Ok(found) if found.is_file() => {
+                    self.add_file(&entry_path, beneath, name, &found)?
+                }
+                _ => self.remarks.add(NO_FILE, &entry_path),
             }
         }
         Ok(())

@@ -466,8 +466,8 @@ fn refusal(cqe: &Cqe) -> Failure {
             let message = format!("the target has no such subsystem ({status})");
             return Failure::new(ErrorKind::NotFound, message).hint(LIST_SUBSYSTEMS);
         }
-        let place = if invalid.in_data { "data" } else { "command" };
-        let message = format!("{status}, offset {} of the {place}", invalid.offset);
+        let part = if invalid.in_data { "data" } else { "command" };
+        let message = format!("{status}, offset {} of the {part}", invalid.offset);
         return Failure::new(ErrorKind::Refused, message).hint(LIST_SUBSYSTEMS);
     }
     answered

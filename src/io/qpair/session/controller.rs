@@ -252,7 +252,7 @@ impl Controller {
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
                     let step = payload.step;
-                    let nsid = payload.about.map(|of| of.identified.nsid);
+                    let nsid = payload.about.map(|about| about.identified.nsid);
                     let explain = |failure: Failure| {
                         let failure = failure.at(step.name());
                         Failure { nsid: failure.nsid.or(nsid), ..failure }
@@ -260,8 +260,8 @@ impl Controller {
                     let cqe = result
                         .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()))
                         .map_err(explain)?;
-                    let one = self.finish(now, payload, cqe).map_err(explain)?;
-                    reported = if one == AdminEvent::Nothing { reported } else { one };
+                    let news = self.finish(now, payload, cqe).map_err(explain)?;
+                    reported = if news == AdminEvent::Nothing { reported } else { news };
                 }
             }
         }
@@ -427,17 +427,7 @@ impl Controller {
                 self.keep_page(Nsid(0), &bytes);
                 self.take_controller(&bytes)?
             }
-            Step::SetNumQueues => {
-                let nsqr = cqe.dw0.get() & 0xFFFF;
-                let ncqr = cqe.dw0.get() >> 16;
-                let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
-                self.identified.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
-                if self.properties.oaes & EVENTS_WANTED == 0 {
-                    self.after_events()
-                } else {
-                    Step::ConfigureEvents
-                }
-            }
+            Step::SetNumQueues => self.take_num_queues(cqe.dw0.get()),
             Step::ConfigureEvents => {
                 if status.is_success() {
                     self.next_event_request = Some(now);
@@ -475,18 +465,7 @@ impl Controller {
             }
             Step::ReadAna => {
                 if status.is_success() {
-                    let nsids = self.identified.namespaces.iter().map(|namespace| namespace.nsid);
-                    let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
-                    let ana = Ana::decode(&bytes, &groups);
-                    match ana.check().err().filter(|_| self.terms.goal != Goal::Pages) {
-                        Some(failure) if !self.ready => return Err(failure),
-                        // Commands that the target has taken are still answered.
-                        lost => {
-                            self.identified.inaccessible = lost.map(|lost| lost.at(step.name()));
-                        }
-                    }
-                    self.identified.is_non_optimized = ana == Ana::NonOptimized;
-                    self.ana = Some(ana.name());
+                    self.take_ana(&bytes)?;
                 }
                 return Ok(self.reach(now));
             }
@@ -501,11 +480,8 @@ impl Controller {
                 let records = bytes.chunks_exact(size_of::<DiscoveryRecord>());
                 let records = records.map(|r| DiscoveryRecord::read_from_bytes(r).expect("1024"));
                 self.records.extend(records);
-                if self.log.num_records > self.records.len() as u64 {
-                    Step::ReadLogRecords
-                } else {
-                    Step::CheckLogHeader
-                }
+                let has_more = self.log.num_records > self.records.len() as u64;
+                if has_more { Step::ReadLogRecords } else { Step::CheckLogHeader }
             }
             Step::KeepAlive => return Ok(AdminEvent::Nothing),
             Step::AwaitEvent => return self.take_event(now, &cqe),
@@ -519,6 +495,40 @@ impl Controller {
         };
         self.begin(now, next)?;
         Ok(AdminEvent::Nothing)
+    }
+
+    /// Records the number of I/O queues that dword 0 grants; returns the next step.
+    fn take_num_queues(&mut self, dw0: u32) -> Step {
+        let nsqr = dw0 & 0xFFFF;
+        let ncqr = dw0 >> 16;
+        let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
+        self.identified.num_io_queues = granted.min(self.terms.nr_io_queues.max(1));
+        if self.properties.oaes & EVENTS_WANTED == 0 {
+            self.after_events()
+        } else {
+            Step::ConfigureEvents
+        }
+    }
+
+    /// Records the ANA state of the namespaces.
+    ///
+    /// # Errors
+    /// They are inaccessible before the goal was reached.
+    fn take_ana(&mut self, log: &[u8]) -> Result<(), Failure> {
+        let nsids = self.identified.namespaces.iter().map(|namespace| namespace.nsid);
+        let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
+        let ana = Ana::decode(log, &groups);
+        match ana.check().err().filter(|_| self.terms.goal != Goal::Pages) {
+            Some(failure) if !self.ready => return Err(failure),
+            // Commands that the target has taken are still answered.
+            lost => {
+                let step = Step::ReadAna.name();
+                self.identified.inaccessible = lost.map(|failure| failure.at(step));
+            }
+        }
+        self.identified.is_non_optimized = ana == Ana::NonOptimized;
+        self.ana = Some(ana.name());
+        Ok(())
     }
 
     /// The step after the configuration of events.

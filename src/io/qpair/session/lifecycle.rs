@@ -295,7 +295,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// The time at which to call `Lifecycle::handle_time`.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let of = |(slot, state): (usize, &SessionSlot<P, J>)| match &state.stage {
+        let timeout_of = |(slot, state): (usize, &SessionSlot<P, J>)| match &state.stage {
             SlotStage::Waiting { .. }
                 if slot != self.main && self.second_portal(slot).is_none() =>
             {
@@ -307,7 +307,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             SlotStage::Leaving { until, .. } => Some(*until),
             SlotStage::Live { .. } | SlotStage::Dead(_) => None,
         };
-        self.slots.iter().enumerate().filter_map(of).min()
+        self.slots.iter().enumerate().filter_map(timeout_of).min()
     }
 
     /// The next action.
@@ -511,17 +511,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
         let opening = self.identity.is_none();
         let failure = failure.at(&self.portals[portal]);
-        // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
-        // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
-        let has_several = self.portals.len() > 1;
-        let reconnects = has_several || !self.limits.ctrl_loss_tmo.is_zero();
-        if opening && has_several {
-            self.say(Level::Warn, failure.to_string());
-        } else if was_live && reconnects {
-            self.say(Level::Warn, format!("lost {failure}; reconnecting"));
-        } else {
-            self.say(Level::Debug, failure.to_string());
-        }
+        self.report_failure(&failure, opening, was_live);
         self.record_failure(portal, opening, &failure);
         if slot == self.main
             && !self.fail_over()
@@ -538,6 +528,26 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             return;
         }
         self.actions.push_back(Action::Close { slot, failure });
+        self.plan_retry(now, slot);
+    }
+
+    /// Has the user told of a failure, as a warning if nothing else tells of it.
+    fn report_failure(&mut self, failure: &Failure, opening: bool, was_live: bool) {
+        // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
+        // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
+        let has_several = self.portals.len() > 1;
+        let reconnects = has_several || !self.limits.ctrl_loss_tmo.is_zero();
+        if opening && has_several {
+            self.say(Level::Warn, failure.to_string());
+        } else if was_live && reconnects {
+            self.say(Level::Warn, format!("lost {failure}; reconnecting"));
+        } else {
+            self.say(Level::Debug, failure.to_string());
+        }
+    }
+
+    /// Decides when a slot without a session connects again.
+    fn plan_retry(&mut self, now: Instant, slot: usize) {
         let backoff = &mut self.slots[slot].backoff;
         if slot != self.main {
             let wait = if std::mem::take(&mut backoff.is_fresh) {
@@ -644,8 +654,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     fn final_failure(&self, opening: bool, limit: Duration) -> Failure {
         let mut failures = self.failures.iter().flatten();
         let mut last = failures.next().cloned().expect("something has failed");
-        for other in failures {
-            last.message.push_str(&format!("; {other}"));
+        for failure in failures {
+            last.message.push_str(&format!("; {failure}"));
         }
         if !opening {
             last.kind = ErrorKind::Disconnected;

@@ -277,8 +277,8 @@ impl IoQueue {
     pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
         let QueueMember { ns_index, namespace, fence, corrupt, owed, .. } =
             &mut self.members[member];
-        let of = (member, *ns_index);
-        let count = self.backlog.take(of, pending, namespace, fence.as_ref(), corrupt);
+        let owner = (member, *ns_index);
+        let count = self.backlog.take(owner, pending, namespace, fence.as_ref(), corrupt);
         *owed += count;
         count
     }

@@ -186,10 +186,13 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
 
     /// The current properties of the namespace at index `ns_index`.
     pub fn namespace(&self, ns_index: usize) -> Option<Namespace> {
-        let of = |attached: &[Attached]| Some(attached.get(ns_index)?.namespace.clone());
+        let namespace_of = |attached: &[Attached]| Some(attached.get(ns_index)?.namespace.clone());
         // A child process uses the inherited identity, because it must not take the parent's lock.
         let live = self.is_ours().then(|| self.lock().live().cloned()).flatten();
-        live.map_or_else(|| of(self.identity.get()?), |session| of(&session.namespaces))
+        live.map_or_else(
+            || namespace_of(self.identity.get()?),
+            |session| namespace_of(&session.namespaces),
+        )
     }
 
     /// Returns whether all sessions so far had both digests, or TLS in their place.
@@ -238,7 +241,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
             (0..NUM_SLOTS).filter_map(|slot| lifecycle.live_in(slot)).collect();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let portals = lifecycle.portals.iter().zip(&self.paths).enumerate();
-        let of = |(path, (portal, counters)): (usize, (&P, &PathCounters))| {
+        let path_stats = |(path, (portal, counters)): (usize, (&P, &PathCounters))| {
             let session = live.iter().find(|session| session.path == path);
             let stats = PathStats {
                 is_optimized: session.map(|session| session.is_optimized.load(Ordering::Relaxed)),
@@ -248,7 +251,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
             };
             (portal.clone(), stats)
         };
-        portals.map(of).collect()
+        portals.map(path_stats).collect()
     }
 
     /// The statistics so far.

@@ -230,12 +230,12 @@ impl TcpNamespace {
             remote: Arc::clone(&remote),
             subsystem: address.subnqn.clone(),
         })));
-        let of = |ns_index| TcpNamespace {
+        let namespace_at = |ns_index| TcpNamespace {
             remote: Arc::clone(&remote),
             ns_index,
             _metered: Arc::clone(&metered),
         };
-        Ok((0..count).map(of).collect())
+        Ok((0..count).map(namespace_at).collect())
     }
 
     /// Counts of the system calls on the sockets of I/O queues so far.
