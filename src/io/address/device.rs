@@ -65,6 +65,7 @@ impl SpdkAddress {
     }
 }
 
+/// Parses the address of a drive for SPDK.
 pub(super) fn parse_pcie(id: &TransportId<'_>) -> Result<SpdkAddress, AddressError> {
     let traddr = parse_traddr(id)?;
     if !is_pci_address(&traddr) {
@@ -75,6 +76,7 @@ pub(super) fn parse_pcie(id: &TransportId<'_>) -> Result<SpdkAddress, AddressErr
     Ok(SpdkAddress::Pcie(PcieAddress { traddr, nsid }))
 }
 
+/// Parses the address of a subsystem over RDMA.
 pub(super) fn parse_rdma(id: &TransportId<'_>) -> Result<SpdkAddress, AddressError> {
     let traddr = parse_traddr(id)?;
     let missing = || AddressError::Key { key: "subnqn".to_owned(), problem: "missing" };

@@ -267,6 +267,7 @@ fn check_file_type(path: &Path) -> Result<()> {
     Err(invalid("an image is a file or a block device, and this is neither").path(path))
 }
 
+/// Opens a file, and creates it where the options ask for that; `flags` are for `open`.
 fn open_file(
     path: &Path,
     options: &FileOptions,

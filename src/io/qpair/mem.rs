@@ -125,8 +125,10 @@ fn addressable(len_bytes: u64) -> Result<usize> {
 
 /// The bytes of one queue pair's namespace. Offsets and lengths are in bytes, and were checked before.
 trait Memory: Send {
+    /// Reads bytes from this offset on.
     fn read(&self, offset: usize, bytes: &mut [u8]);
 
+    /// Writes bytes from this offset on; refused if the memory is read-only.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), IoError>;
 
     /// Prefetches the start of these `len` bytes into the processor's cache.
@@ -171,6 +173,7 @@ impl<M: Memory> MemPair<M> {
         }
     }
 
+    /// Copies one I/O.
     fn run(&self, io: &mut Io) -> Result<(), IoError> {
         self.namespace.check(io)?;
         match io.op {

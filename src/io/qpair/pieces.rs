@@ -113,6 +113,7 @@ impl<T> Pieces<T> {
 }
 
 impl<T> SplitIo<T> {
+    /// The completion of the whole, once all pieces have ended.
     fn finish(self) -> Completion {
         let mut buf = IoBuf::empty();
         for piece in self.pieces {

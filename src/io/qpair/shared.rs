@@ -141,6 +141,7 @@ impl SharedQueue {
 }
 
 impl SharedPair {
+    /// Shares this queue pair, which nobody else polls.
     fn on(mut pair: Box<dyn QueuePair>) -> Result<SharedPair> {
         let readiness = Readiness::new()?;
         pair.register(&readiness.registry(0));

@@ -137,6 +137,7 @@ impl Drop for Connecting {
     }
 }
 
+/// SPDK's callback once a controller is attached.
 unsafe extern "C" fn attached(
     context: *mut c_void,
     _trid: *const sys::spdk_nvme_transport_id,
@@ -362,6 +363,7 @@ unsafe extern "C" fn event(context: *mut c_void, _completion: *const sys::spdk_n
     unsafe { (*context.cast::<Events>()).count.fetch_add(1, Ordering::Relaxed) };
 }
 
+/// SPDK's form of an address.
 fn transport_id(target: &TransportId) -> Result<sys::spdk_nvme_transport_id> {
     // SAFETY: integers and arrays of them, for which zero is a value.
     let mut trid: sys::spdk_nvme_transport_id = unsafe { std::mem::zeroed() };
@@ -396,6 +398,7 @@ fn fill(field: &mut [c_char], text: &str) -> Result<()> {
     Ok(())
 }
 
+/// SPDK's form of the options; what they leave out keeps SPDK's defaults.
 fn controller_options(wanted: &ControllerOptions) -> sys::spdk_nvme_ctrlr_opts {
     // SAFETY: integers, booleans and pointers, for which zero is a value.
     let mut options: sys::spdk_nvme_ctrlr_opts = unsafe { std::mem::zeroed() };

@@ -291,6 +291,7 @@ impl Cipher {
         Ok(self.end() == 1)
     }
 
+    /// Reads or sets the tag.
     fn control(&mut self, command: c_int, tag: &mut [u8; TAG_LEN]) -> Result<(), TlsError> {
         let control = self.library.EVP_CIPHER_CTX_ctrl;
         let context = self.context.as_ptr();
@@ -300,6 +301,7 @@ impl Cipher {
         })
     }
 
+    /// Ends the message; returns OpenSSL's code.
     fn end(&mut self) -> c_int {
         let mut none = [0; 16]; // a block, in case; GCM writes nothing
         let mut len = 0;

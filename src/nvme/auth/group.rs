@@ -55,6 +55,7 @@ impl Group {
         value.len() == prime.len() && value <= &prime[..] && !is_small() && !is_large()
     }
 
+    /// The prime, in big-endian bytes.
     fn prime(self) -> Option<Box<[u8]>> {
         match self {
             Group::Null => None,

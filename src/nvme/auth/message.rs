@@ -125,6 +125,7 @@ impl Explanation {
         known.copied().unwrap_or(Explanation::Other(byte))
     }
 
+    /// The code on the wire.
     fn to_wire(self) -> u8 {
         match self {
             Explanation::Other(byte) => byte,

@@ -44,6 +44,7 @@ impl Transcript<'_> {
         TlsPsk::generated(&psk, self.hash, self.hostnqn, self.subnqn)
     }
 
+    /// The response of the side that `who` and `own` name.
     fn response(
         &self,
         Key(key): &Key,

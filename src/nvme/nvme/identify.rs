@@ -208,6 +208,7 @@ impl IdentifyController {
         id.check_entries()
     }
 
+    /// Checks that queue entries of 64 and of 16 bytes are allowed.
     fn check_entries(self) -> Result<IdentifyController, IdentifyError> {
         let sqes = self.sqes;
         let cqes = self.cqes;

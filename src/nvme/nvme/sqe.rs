@@ -202,6 +202,7 @@ impl Sqe {
         Sqe::blocks(nvm::WRITE_ZEROES, cid, nsid, slba, num_blocks, Sgl::transport(0))
     }
 
+    /// A command on blocks.
     fn blocks(op: u8, cid: u16, nsid: Nsid, slba: Lba, num_blocks: u32, sgl: Sgl) -> Sqe {
         assert!((1..=65_536).contains(&num_blocks), "NLB is a 0-based u16");
         let mut sqe = Sqe::new(op, cid, nsid);

@@ -375,6 +375,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         error
     }
 
+    /// Handles a checked header.
     fn handle_header(&mut self, pdu: Pdu, data_len: u32) -> Result<(), ProtocolError> {
         match pdu {
             Pdu::IcResp(resp) => self.handle_ic_resp(&resp),

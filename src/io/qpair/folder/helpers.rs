@@ -90,6 +90,7 @@ impl Helpers {
         Ok(helpers)
     }
 
+    /// Starts a thread.
     fn spawn(&mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         std::thread::Builder::new()

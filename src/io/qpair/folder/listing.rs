@@ -53,6 +53,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
+    /// The stamp of a file.
     pub(super) fn of(metadata: &std::fs::Metadata) -> Stamp {
         Stamp {
             device: metadata.dev(),
@@ -228,6 +229,7 @@ struct FoundFile {
 }
 
 impl Found {
+    /// Adds an object, unless its key does not begin with `prefix`.
     fn add_object(&mut self, prefix: &str, object: &Object) -> Result<()> {
         let Some(beneath) = object.key.strip_prefix(prefix).filter(|name| !name.is_empty()) else {
             return Ok(()); // a web server may list more
@@ -321,6 +323,7 @@ impl Walk<'_> {
         result
     }
 
+    /// Adds the file at `path`.
     fn add_file(
         &mut self,
         path: &Path,

@@ -108,6 +108,7 @@ impl FolderNamespace {
         Ok(FolderNamespace::of(address.clone().into(), store, listing, address, engine))
     }
 
+    /// The namespace of a listing.
     fn of(
         root: PathBuf,
         store: Option<Store>,

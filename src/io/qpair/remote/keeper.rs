@@ -62,6 +62,7 @@ impl<T: Transport> Keepers<T> {
 }
 
 impl<T: Transport> Keeper<T> {
+    /// Starts the thread.
     fn start() -> Result<Arc<Keeper<T>>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;

@@ -171,6 +171,7 @@ impl<T: Transport> Remote<T> {
         Ok(Arc::clone(successor.as_ref().unwrap_or(self)))
     }
 
+    /// Creates the remote with which a child process replaces its parent's.
     fn new_successor(&self) -> Result<Arc<Remote<T>>> {
         let keeper = T::keepers().of_this_process()?;
         let seen = self.identity().cloned();

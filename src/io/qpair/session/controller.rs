@@ -23,6 +23,7 @@ use dlfs_nvme::tcp::Digests;
 use dlfs_nvme::tcp::host::Transfer;
 
 impl Terms {
+    /// The parameters by which the admin queue connects.
     fn of_admin_queue(&self) -> ConnectTerms {
         ConnectTerms {
             common: self.clone(),
@@ -384,6 +385,7 @@ impl Controller {
         self.submit(now, sqe, Transfer::In, task)
     }
 
+    /// Sends the command of a step.
     fn submit(
         &mut self,
         now: Instant,

@@ -396,6 +396,7 @@ impl IoQueue {
         }
     }
 
+    /// The next I/O that has ended, of any member.
     fn next_answer(&mut self, shared: &TcpShared) -> Option<Answer> {
         if let Some(answer) = self.backlog.finished.pop_front() {
             return Some(answer);
@@ -543,6 +544,7 @@ impl IoQueue {
         }
     }
 
+    /// Begins to use a lane whose queue has connected.
     fn become_joined(&mut self, lane: usize) {
         let down = LaneState::Down { retry_at: self.now, attempt: 1 };
         let LaneState::Joining { mut channel, session, qid, .. } =

@@ -232,6 +232,7 @@ impl Admin {
         Ok(AdminEvent::Ready)
     }
 
+    /// Reads the Identify data that the controller has now.
     fn read_identification(&mut self) -> Result<(), Failure> {
         let AdminStage::Up(shared) = &self.stage else { return Ok(()) };
         self.num_events = shared.controller.num_events();
@@ -284,6 +285,7 @@ impl Drop for Admin {
     }
 }
 
+/// The options by which SPDK connects.
 fn options(remote: &Remote<Spdk>) -> Result<ControllerOptions, Error> {
     let options = &remote.options;
     let key = |path: &Option<std::path::PathBuf>| {

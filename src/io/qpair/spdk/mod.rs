@@ -148,6 +148,7 @@ impl fmt::Display for Portal {
     }
 }
 
+/// The address and the further paths of the options.
 fn all_addresses(address: &SpdkAddress, options: &ConnectOptions) -> Result<Vec<SpdkAddress>> {
     let mut addresses = vec![address.clone()];
     for path in &options.paths {

@@ -214,6 +214,7 @@ impl TcpNamespace {
         TcpNamespace::attach(&address, Selection::These(nsids.into()), options)
     }
 
+    /// Connects to the namespaces of `selection`, in its order.
     fn attach(
         address: &TcpAddress,
         selection: Selection,

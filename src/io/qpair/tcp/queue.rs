@@ -340,6 +340,7 @@ impl Core {
         number
     }
 
+    /// Removes a handle, and finds another leader if it was that.
     fn remove_member(&mut self, handle: usize) {
         self.queue.remove_member(handle, &self.remote, &mut self.sockets);
         self.handles[handle] = None;

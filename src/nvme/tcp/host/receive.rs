@@ -134,6 +134,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         result
     }
 
+    /// Plans a receive call of at most `max_pieces` slices.
     fn make_plan(&mut self, max_pieces: usize) {
         self.plan.pieces.clear();
         self.plan.num_payloads = 0;
@@ -216,6 +217,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         usize::from(PduType::C2HData.hlen()) + self.form.header_digest_len(PduType::C2HData)
     }
 
+    /// Processes the received pieces in order, up to the first wrong guess.
     fn take_pieces(
         &mut self,
         now: Instant,
