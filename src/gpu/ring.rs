@@ -138,7 +138,7 @@ impl Slot {
             arrays,
         });
         shared.keep_until(copied, Box::new((host, Arc::clone(&filled))));
-        Ok(DeviceBytes(Arc::new(ConsumerHandle(filled))))
+        Ok(DeviceBytes(Arc::new(Lease(filled))))
     }
 }
 
@@ -178,7 +178,7 @@ struct RingState {
     copies: VecDeque<HostCopy>,
     /// The first failure that leaves the ring unusable.
     failed: Option<Error>,
-    /// Whether the ring is dropped; batches may still use its state.
+    /// True once the ring is dropped; batches may still use its state.
     is_dropped: bool,
 }
 
@@ -343,10 +343,10 @@ impl Drop for RingShared {
 /// A batch's bytes on a device. Clones share them; the buffer returns to its ring when the last one is dropped, and the
 /// device has done what the consumer's streams had been given before.
 #[derive(Clone)]
-pub struct DeviceBytes(Arc<ConsumerHandle>);
+pub struct DeviceBytes(Arc<Lease>);
 
 /// The consumers' part in a buffer: when the last clone is dropped, their work is recorded.
-struct ConsumerHandle(Arc<FilledSlot>);
+struct Lease(Arc<FilledSlot>);
 
 /// A buffer that is filled, and held by the consumer, the copy, or both. It then returns to the ring.
 struct FilledSlot {
@@ -423,7 +423,7 @@ impl std::fmt::Debug for DeviceBytes {
     }
 }
 
-impl Drop for ConsumerHandle {
+impl Drop for Lease {
     fn drop(&mut self) {
         let FilledSlot { shared, memory, .. } = &*self.0;
         if !shared.driver.is_ours() {

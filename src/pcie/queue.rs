@@ -42,7 +42,7 @@ pub struct Queue<T> {
     /// The doorbell of the submission queue; that of the completion queue lies `stride` behind it.
     doorbell: u32,
     stride: u32,
-    /// Whether the controller takes scatter-gather lists.
+    /// True if the controller takes scatter-gather lists.
     has_sgls: bool,
     commands: Area,
     completions: Area,
@@ -73,7 +73,7 @@ struct Outstanding<T> {
     job: T,
     /// The time of its submission, or of the request to abort it.
     since: Instant,
-    /// Whether the controller was asked to abort it.
+    /// True once the controller was asked to abort it.
     aborting: bool,
 }
 

@@ -31,7 +31,7 @@ impl Incoming {
     /// The next whole record.
     ///
     /// # Errors
-    /// What has arrived is no record.
+    /// The received bytes are no record.
     pub(super) fn record(&mut self) -> Result<Option<Cow<'_, [u8]>>, TlsError> {
         if self.partial.is_empty() {
             let unread = &self.memory[self.read..self.end];

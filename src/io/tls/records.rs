@@ -26,7 +26,7 @@ pub(super) struct Records {
 /// The records in one direction.
 struct Direction {
     cipher: Cipher,
-    /// Whether this side sends in this direction.
+    /// True if this side sends in this direction.
     seals: bool,
     iv: [u8; IV_LEN],
     /// The number of the next record.

@@ -14,12 +14,14 @@ pub mod cqe;
 pub mod fabrics;
 pub mod identify;
 pub mod nqn;
+mod properties;
 pub mod sqe;
 
 pub use cqe::{Cqe, RetryClass, Status};
-pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, VERSION_1_4};
+pub use fabrics::ConnectData;
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
 pub use nqn::{Nqn, NqnError};
+pub use properties::{Cap, Cc, Csts, Property, VERSION_1_4};
 pub use sqe::{Sgl, Sqe};
 
 #[cfg(test)]

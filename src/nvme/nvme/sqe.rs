@@ -4,7 +4,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::fabrics::{ConnectData, Property};
+use super::{ConnectData, Property};
 use dlfs_base::units::{Lba, Nsid};
 
 /// Submission queue entry: one command.

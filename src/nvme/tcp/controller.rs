@@ -69,7 +69,7 @@ pub struct Connection {
     received_pdus: u64,
     /// SQ head, counted only with SQ flow control.
     sqhd: Option<SqHead>,
-    /// Whether the connection was ended by [`Connection::terminate`].
+    /// True once the connection was ended by [`Connection::terminate`].
     terminated: bool,
 }
 
@@ -133,7 +133,7 @@ struct Slot {
     buf: IoBuf,
     /// Bytes of the command's data that are in `buf`, or that were sent in pieces.
     filled: u32,
-    /// Whether all data digests so far were right.
+    /// True while all data digests were right.
     digest_ok: bool,
 }
 

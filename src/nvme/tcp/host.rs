@@ -100,7 +100,7 @@ pub enum CommandError {
 pub struct Connection<B> {
     /// The digests that were requested.
     digests: Digests,
-    /// Whether the controller may decline them.
+    /// True if the controller may decline them.
     may_decline: bool,
     /// The time by which ICResp must arrive.
     ic_deadline: Instant,

@@ -1,6 +1,6 @@
 //! The lifecycle of the sessions with a set of namespaces: paths, rounds of attempts, losses, resets, the end.
 //!
-//! It decides which path to try when; `shared.rs` lets threads share it, and performs its actions.
+//! It decides which path to try when; `shared.rs` lets threads share it, and `keeping.rs` performs its actions.
 //!
 //! With several paths there may be two sessions at a time, on two paths, each in a *slot*. Reads use either session:
 //! the queue chooses. Writes and flushes use the *main* session only, since a flush says nothing about writes

@@ -15,7 +15,8 @@
 //! | [`controller`] | an admin queue | the keeper's thread |
 //! | `identification`, `ana` | the namespaces that an admin queue identifies, and their ANA state | `controller` |
 //! | [`lifecycle`] | the sessions with a set of namespaces: paths, losses, resets | all threads, through `shared` |
-//! | `shared` | a lifecycle behind a lock, and the turn of the keeper's thread | all threads |
+//! | `shared` | a lifecycle behind a lock | all threads |
+//! | `keeping` | nothing: it passes events and actions between `shared` and the admin queues | the keeper's thread |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | `paths` | the load of an I/O queue on each path | `queue` |
 //! | `backlog` | the I/Os of a queue that are not on a connection | `queue`, and the queue of SPDK |
@@ -30,6 +31,7 @@ pub mod connect;
 pub mod controller;
 mod durability;
 mod identification;
+mod keeping;
 pub mod lifecycle;
 mod paths;
 pub mod queue;
@@ -41,10 +43,11 @@ pub use backlog::{Answer, Attempt};
 pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, JoinInfo};
 pub use identification::Goal;
+pub use keeping::{Keeping, turn};
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
-pub use shared::{Keeping, PathStats, Shared, turn};
+pub use shared::{PathStats, Shared};
 
 use std::fmt;
 use std::time::Duration;

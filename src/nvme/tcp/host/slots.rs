@@ -16,13 +16,13 @@ pub(super) struct Outstanding<B> {
     pub(super) at: u32,
     /// Bytes of the payload that are queued and not yet taken by the socket.
     pub(super) unsent: u32,
-    /// Whether its data go in the capsule.
+    /// True if its data go in the capsule.
     pub(super) in_capsule: bool,
     /// True if the command may take any time.
     pub(super) no_timeout: bool,
     /// True if the controller may send less than the buffer has room for.
     pub(super) may_be_short: bool,
-    /// Whether a data digest was wrong.
+    /// True once a data digest was wrong.
     pub(super) digest_failed: bool,
     /// Index of this payload in the receive being planned.
     pub(super) piece: Option<usize>,
