@@ -1,3 +1,6 @@
+//! Drivers and rings against the fake driver of `tests/fake_cuda`. Each test that opens a driver runs in a process of
+//! its own.
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -226,7 +229,7 @@ fn a_forked_child_never_touches_the_driver_and_the_parent_goes_on() {
                 Driver::find(Pin::Cuda).err(),
             ];
             drop(inherited.take());
-            refused.iter().flatten().all(|it| it.kind() == ErrorKind::Unsupported)
+            refused.iter().flatten().all(|error| error.kind() == ErrorKind::Unsupported)
                 && refused.iter().all(Option::is_some)
                 && Driver::find(Pin::Auto).unwrap().is_none()
                 && pool.take(4096).is_none()

@@ -1,3 +1,5 @@
+//! A controller's connection with the bytes of a hand-written host.
+
 use std::io::IoSlice;
 
 use proptest::prelude::*;
@@ -11,6 +13,7 @@ const BOTH: Digests = Digests { header: true, data: true };
 const NONE: Digests = Digests { header: false, data: false };
 const NSID: Nsid = Nsid(1);
 
+/// A connection that waits for ICReq.
 fn connection() -> Connection {
     Connection::new(ConnectionOptions { digests: BOTH, max_h2c_data_bytes: 131_072 })
 }
@@ -42,6 +45,7 @@ fn feed(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<Event>, Protoco
     Ok(events)
 }
 
+/// The bytes that the connection sends now.
 fn drain(connection: &mut Connection) -> Vec<u8> {
     let mut slices = [IoSlice::new(&[]); 64];
     let n = connection.gather(&mut slices);
@@ -50,6 +54,7 @@ fn drain(connection: &mut Connection) -> Vec<u8> {
     bytes
 }
 
+/// The bytes of a command capsule.
 fn capsule(sqe: &Sqe, data: &[u8], digests: Digests) -> Vec<u8> {
     let form = Form { digests, pda: 0 };
     let mut bytes = Vec::new();
@@ -62,6 +67,7 @@ fn capsule(sqe: &Sqe, data: &[u8], digests: Digests) -> Vec<u8> {
     bytes
 }
 
+/// The bytes of an H2CData.
 fn h2c_data(
     cid: u16,
     ttag: u16,

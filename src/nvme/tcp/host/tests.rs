@@ -1,3 +1,5 @@
+//! A host's connection with a hand-written controller ([`Peer`]), whose bytes are cut anywhere.
+
 mod dialogues;
 mod progress;
 
@@ -28,6 +30,7 @@ struct Peer {
 }
 
 impl Peer {
+    /// A connection that waits for ICResp.
     fn unanswered(digests: Digests) -> Peer {
         let now = Instant::now();
         let options = HostOptions {
@@ -82,6 +85,7 @@ impl Peer {
         }
     }
 
+    /// The next `len` bytes that the host has sent.
     fn take_sent(&mut self, len: usize) -> Vec<u8> {
         self.sent.drain(..len).collect()
     }
