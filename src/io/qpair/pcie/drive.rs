@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::ConnectOptions;
 use crate::address::{Address, PcieAddress, VfioUserAddress};
+use crate::qpair::ConnectOptions;
 use dlfs_base::buf::{self, HugePages, PageSource as _, Pool, PoolOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, process_id};

@@ -22,10 +22,7 @@ mod pair;
 
 use std::sync::Arc;
 
-use super::{
-    Capabilities, Completion, ConnectOptions, Device, Fence, Io, IoError, IoOp, Namespace, Notice,
-    PairScope, QueuePair,
-};
+use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::address::{Address, PcieAddress, VfioUserAddress};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Nsid;
