@@ -168,8 +168,8 @@ fn map_registers(device: &OwnedFd) -> Result<FileMemory, Fault> {
     mapped.map_err(|error| failed(io::Error::other(error)))
 }
 
-// What vfio-user shares with VFIO: the region indices of BAR 0 and of the configuration space, and the flag of a region
-// that can be mapped.
+// Region indices of BAR 0 and of the configuration space, and the flag of a region that can be mapped. They are the
+// same in vfio-user.
 pub(crate) const REGISTERS: u32 = 0;
 pub(crate) const CONFIGURATION: u32 = 7;
 pub(crate) const MAPPABLE: u32 = 1 << 2;
