@@ -12,14 +12,15 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::copier::{Job, MAX_QUEUED_BYTES};
+use super::TierShared;
+use super::copier::{CopyJob, MAX_QUEUED_BYTES};
+use super::holdings::Held;
 use super::opening::lacking;
 use super::share::Message;
-use super::{Held, Shared};
 use dlfs_base::buf::IoBuf;
 use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
 
-impl Shared {
+impl TierShared {
     /// Returns the part of `pages` that a tier is to keep. The caller is about to read `pages` from the
     /// origin. The owner reserves room for the result here; an attached process only estimates it.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
@@ -102,10 +103,10 @@ impl Shared {
         drop(ledger);
         // In other units, first-touch keeps only the pages that are read, and a plan fetches each in its turn.
         if is_more && is_one_sample && !is_border {
-            self.send(Job::Fill(together));
+            self.send(CopyJob::Fill(together));
         }
         if let Some(chunk) = chunk {
-            self.send(Job::Behind(chunk.collect()));
+            self.send(CopyJob::Behind(chunk.collect()));
         }
     }
 
@@ -254,10 +255,10 @@ impl Shared {
         drop(ledger);
         let not_held = self.not_held(&chunks);
         if is_overdrawn && !not_held.is_empty() {
-            self.send(Job::Evict(not_held));
+            self.send(CopyJob::Evict(not_held));
         }
         if fills {
-            self.send(Job::Behind(chunks.held_units().collect()));
+            self.send(CopyJob::Behind(chunks.held_units().collect()));
         }
     }
 

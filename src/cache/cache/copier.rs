@@ -8,6 +8,7 @@
 //! no reader waits for the origin. If a tier has a number of threads, its fetches in flight are limited
 //! to that number, and so are its writes of up to 1 MiB.
 
+mod checks;
 mod evicting;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -19,22 +20,23 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::Shared;
+use super::TierShared;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::{PairScope, open_pairs};
 use dlfs_order::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
 
-use evicting::{Checks, Lent};
+use checks::Checks;
+use evicting::Lent;
 
 /// A message to the copier.
-pub(super) enum Job {
+pub(super) enum CopyJob {
     /// Room is reserved for these units: the copier fetches their missing pages.
     Fill(Range<u32>),
     /// Claimed pages of a unit, contiguous.
     Piece { unit: u32, pages: PageSet, bytes: IoBuf },
-    /// Copies that were corrupt or unreadable; they are no longer published.
+    /// Pages whose copies were corrupt or unreadable; the copies are no longer published.
     Corrupt(u32, PageSet),
     /// Units of chunks that somebody has begun to read, or that this node is to hold. The copier
     /// fetches the pages that nobody is reading.
@@ -43,24 +45,26 @@ pub(super) enum Job {
     Evict(Vec<u32>),
     /// Planned units in the order of their first read, and the units and pages to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
-    /// Dropped when all pages that were sent before are written, and the indices list them.
+    /// The sender is dropped once all pages that were sent before are written, and the indices list them.
     Flush(Sender<Infallible>),
 }
 
+/// The state of the copier's thread.
 pub(super) struct Copier {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<TierShared>,
     calls: Calls,
     /// Index of the first tier's queue pair in `calls`; those of the origins come before it.
     first_tier: usize,
-    jobs: Receiver<Job>,
-    /// For each tier, the units and contiguous pages to be written, in the order of their arrival.
-    to_write: Vec<VecDeque<(u32, PageSet, IoBuf)>>,
+    jobs: Receiver<CopyJob>,
+    /// For each tier, the pages to be written, in the order of their arrival.
+    to_write: Vec<VecDeque<PendingWrite>>,
     /// For each unit, the pages that are being written or are queued for it.
     writing: HashMap<u32, PageSet>,
     /// Units whose reserved pages must all be fetched.
     filling: HashMap<u32, Filling>,
-    /// The same units, in the order in which they are checked.
+    /// The same units, in the order in which the copier looks at them.
     incomplete: VecDeque<u32>,
+    /// Copies of an earlier run that are still to be verified.
     checks: Checks,
     /// Pages to evict as soon as the copies of their units are verified.
     leaving: HashMap<u32, PageSet>,
@@ -74,6 +78,7 @@ pub(super) struct Copier {
     dirty: Vec<Dirty>,
     /// Units whose entry in the index is being recomputed, with the number of the latest attempt.
     summing: HashMap<u32, u64>,
+    /// Number of attempts so far to recompute an entry.
     last_sum: u64,
     /// Callers that wait until all is written.
     flushing: Vec<Sender<Infallible>>,
@@ -81,8 +86,16 @@ pub(super) struct Copier {
     next_fetch: Instant,
 }
 
+/// Contiguous pages of a unit that have arrived and are to be written.
+struct PendingWrite {
+    unit: u32,
+    pages: PageSet,
+    bytes: IoBuf,
+}
+
 /// A unit whose missing pages the copier fetches.
 struct Filling {
+    /// Time at which the unit was requested.
     begun: Instant,
     /// The last time that a page of it arrived.
     touched: Instant,
@@ -95,10 +108,12 @@ struct Filling {
     is_ahead: bool,
 }
 
-/// Pages of an index, by offset.
+/// Changed pages of a tier's index, by their offset in bytes.
 #[derive(Default)]
 struct Dirty {
+    /// Pages to be written.
     pages: BTreeSet<usize>,
+    /// Pages that are being written.
     writing: BTreeSet<usize>,
     /// The page to continue with, so that a page that changes often does not delay the others.
     next: usize,
@@ -118,27 +133,24 @@ impl Dirty {
     }
 }
 
-/// An outstanding call.
+/// An outstanding call of the copier.
 struct Active {
     ticket: Ticket,
     began: Instant,
-    what: What,
+    kind: CallKind,
 }
 
-enum What {
-    /// Contiguous pages of one or more units.
+/// The purpose of a call, with the data that its end needs.
+enum CallKind {
+    /// Reads contiguous pages of one or more units from the origin.
     Fetch(Vec<(u32, PageSet)>),
-    /// Copies that are being written, and their checksum.
+    /// Writes copies, which have this checksum.
     Write(Copies, u32),
-    Index {
-        tier: usize,
-        page: usize,
-    },
-    Check {
-        tier: u8,
-        kept: Kept,
-    },
-    /// Copies whose checksum is being recomputed, and the number of the attempt.
+    /// Writes the page of an index at this offset.
+    Index { tier: usize, page: usize },
+    /// Reads copies of an earlier run, to verify them.
+    Check { tier: u8, kept: Kept },
+    /// Reads copies, to recompute their checksum; with the number of the attempt.
     Sum(Copies, u64),
 }
 
@@ -152,9 +164,9 @@ struct Copies {
 
 impl Copier {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<TierShared>,
         mut calls: Calls,
-        jobs: Receiver<Job>,
+        jobs: Receiver<CopyJob>,
         to_check: Vec<(u8, Kept)>,
     ) -> Result<Copier> {
         let scope = PairScope::new();
@@ -199,7 +211,7 @@ impl Copier {
         self.write_last(Instant::now() + LAST_WRITES);
     }
 
-    /// Advances all work; at the end (`is_last`) only writes. Returns whether anything has moved.
+    /// Advances all work; with `is_last`, only writes. Returns whether anything has moved.
     fn turn(&mut self, now: Instant, is_last: bool) -> bool {
         let mut moved = self.calls.turn();
         while !is_last && let Ok(job) = self.jobs.try_recv() {
@@ -223,18 +235,18 @@ impl Copier {
     }
 
     /// Adds a call that has begun, or ends it if it has not.
-    fn start(&mut self, begun: Result<Ticket>, what: What, now: Instant) {
+    fn start(&mut self, begun: Result<Ticket>, kind: CallKind, now: Instant) {
         match begun {
-            Ok(ticket) => self.active.push(Active { ticket, began: now, what }),
-            Err(error) => self.ended(what, now, Err(error), now),
+            Ok(ticket) => self.active.push(Active { ticket, began: now, kind }),
+            Err(error) => self.ended(kind, now, Err(error), now),
         }
     }
 
-    fn handle(&mut self, job: Job, now: Instant) {
+    fn handle(&mut self, job: CopyJob, now: Instant) {
         match job {
-            Job::Fill(units) => units.for_each(|unit| self.fill(unit, now)),
-            Job::Piece { unit, pages, bytes } => self.add(unit, pages, bytes, now),
-            Job::Corrupt(unit, pages) => {
+            CopyJob::Fill(units) => units.for_each(|unit| self.fill(unit, now)),
+            CopyJob::Piece { unit, pages, bytes } => self.add(unit, pages, bytes, now),
+            CopyJob::Corrupt(unit, pages) => {
                 self.take_back(unit, pages);
                 self.sum_again(unit, now);
                 if self.shared.is_filled_behind(unit) {
@@ -243,24 +255,24 @@ impl Copier {
                     self.planned.push_back(unit);
                 }
             }
-            Job::Behind(units) => self.planned.extend(units),
-            Job::Evict(units) => units.into_iter().for_each(|unit| self.evict(unit)),
-            Job::Plan { wanted, evicted } => {
+            CopyJob::Behind(units) => self.planned.extend(units),
+            CopyJob::Evict(units) => units.into_iter().for_each(|unit| self.evict(unit)),
+            CopyJob::Plan { wanted, evicted } => {
                 self.leaving.clear();
                 evicted.into_iter().for_each(|(unit, pages)| self.evict_pages(unit, pages, now));
                 self.planned = wanted.into();
             }
-            Job::Flush(written) => self.flushing.push(written),
+            CopyJob::Flush(written) => self.flushing.push(written),
         }
     }
 
     /// Returns whether pages of the unit are being fetched, written, verified or summed up.
     fn is_moving(&self, unit: u32) -> bool {
-        let is_used = |active: &Active| match &active.what {
-            What::Check { kept, .. } => kept.unit == unit,
-            What::Sum(copies, _) => copies.unit == unit,
-            What::Fetch(parts) => parts.iter().any(|(other, _)| *other == unit),
-            What::Write(..) | What::Index { .. } => false,
+        let is_used = |active: &Active| match &active.kind {
+            CallKind::Check { kept, .. } => kept.unit == unit,
+            CallKind::Sum(copies, _) => copies.unit == unit,
+            CallKind::Fetch(parts) => parts.iter().any(|(other, _)| *other == unit),
+            CallKind::Write(..) | CallKind::Index { .. } => false,
         };
         self.writing.contains_key(&unit) || self.active.iter().any(is_used)
     }
@@ -291,7 +303,7 @@ impl Copier {
         }
     }
 
-    /// Handles pages of a unit that have arrived: writes the pages that are kept, and releases the
+    /// Handles contiguous pages of a unit that have arrived: queues the kept pages to be written, and releases the
     /// others.
     fn add(&mut self, unit: u32, pages: PageSet, bytes: IoBuf, now: Instant) {
         let first = pages.0.trailing_zeros();
@@ -312,7 +324,7 @@ impl Copier {
             rest = bytes.split_off(((run.end - run.start) as u64 * PAGE_BYTES) as usize);
             at = run.end;
             self.shared.counters.unsettle(1);
-            let write = (unit, PageSet::range(run), bytes);
+            let write = PendingWrite { unit, pages: PageSet::range(run), bytes };
             self.to_write[usize::from(tier)].push_back(write);
         }
         if !keep.is_empty() {
@@ -344,24 +356,27 @@ impl Copier {
 
     /// Outstanding writes of copies.
     fn writes(&self) -> impl Iterator<Item = &Copies> + Clone {
-        self.active.iter().filter_map(|active| match &active.what {
-            What::Write(copies, _) => Some(copies),
+        self.active.iter().filter_map(|active| match &active.kind {
+            CallKind::Write(copies, _) => Some(copies),
             _ => None,
         })
     }
 
+    /// Returns whether another write to the tier may begin.
     fn may_write(&self, tier: usize) -> bool {
         let to_tier = self.writes().filter(|copies| usize::from(copies.location.tier) == tier);
         let bytes: usize = to_tier.clone().map(|copies| bytes_of(copies.pages)).sum();
         let count = to_tier.count();
-        let next = self.to_write[tier].front().map_or(0, |(_, _, bytes)| bytes.len());
+        let next = self.to_write[tier].front().map_or(0, |write| write.bytes.len());
         let most = self.shared.sources.limit(tier as u8).map(|limit| limit.most_bytes());
         count < MAX_WRITES && most.is_none_or(|most| count == 0 || bytes + next <= most)
     }
 
     fn start_writes(&mut self, tier: usize, now: Instant) {
         while self.may_write(tier) {
-            let Some((unit, pages, bytes)) = self.to_write[tier].pop_front() else { return };
+            let Some(PendingWrite { unit, pages, bytes }) = self.to_write[tier].pop_front() else {
+                return;
+            };
             let first = pages.0.trailing_zeros();
             let location = self.shared.copies.location(unit);
             let place = location.and_then(|location| Some((location, location.of_page(first)?)));
@@ -370,13 +385,15 @@ impl Copier {
                 self.end_write(unit, pages);
                 continue;
             };
-            let what =
-                What::Write(Copies { unit, pages, location }, sum_of_pages(pages, first, &bytes));
+            let kind = CallKind::Write(
+                Copies { unit, pages, location },
+                sum_of_pages(pages, first, &bytes),
+            );
             let media = &self.shared.media[usize::from(location.tier)];
             let offset = media.data_offset + page * PAGE_BYTES;
             let pair = self.first_tier + usize::from(location.tier);
             let begun = self.calls.begin_write(pair, offset, bytes);
-            self.start(begun, what, now);
+            self.start(begun, kind, now);
         }
     }
 
@@ -392,6 +409,7 @@ impl Copier {
         self.shared.counters.unsettle(-1);
     }
 
+    /// Handles the end of a write: lists the copies in the index, and publishes them.
     fn written(&mut self, copies: Copies, sum: u32, began: Instant, now: Instant) {
         let Copies { unit, pages, location } = copies;
         let is_listed = self.list(unit, location, pages, sum);
@@ -416,6 +434,7 @@ impl Copier {
         self.end_write(unit, pages);
     }
 
+    /// Handles the calls that have ended; returns whether there were any.
     fn take_ended(&mut self, now: Instant) -> bool {
         let before = self.active.len();
         let mut at = 0;
@@ -423,32 +442,33 @@ impl Copier {
             match self.calls.take(self.active[at].ticket) {
                 None => at += 1,
                 Some(result) => {
-                    let Active { what, began, .. } = self.active.swap_remove(at);
-                    self.ended(what, began, result, now);
+                    let Active { kind, began, .. } = self.active.swap_remove(at);
+                    self.ended(kind, began, result, now);
                 }
             }
         }
         self.active.len() != before
     }
 
-    fn ended(&mut self, what: What, began: Instant, result: Result<IoBuf>, now: Instant) {
-        match what {
-            What::Fetch(parts) => self.fetched(parts, result, now),
-            What::Write(copies, sum) => match result {
+    fn ended(&mut self, kind: CallKind, began: Instant, result: Result<IoBuf>, now: Instant) {
+        match kind {
+            CallKind::Fetch(parts) => self.fetched(parts, result, now),
+            CallKind::Write(copies, sum) => match result {
                 Ok(_) => self.written(copies, sum, began, now),
                 Err(error) => self.write_failed(copies, &error.report()),
             },
-            What::Index { tier, page } => {
+            CallKind::Index { tier, page } => {
                 self.dirty[tier].writing.remove(&page);
                 if let Err(error) = result {
                     self.shared.switch_off(tier as u8, &error.report());
                 }
             }
-            What::Check { tier, kept } => self.checked(tier, kept, result, now),
-            What::Sum(copies, number) => self.summed(copies, number, result, now),
+            CallKind::Check { tier, kept } => self.checked(tier, kept, result, now),
+            CallKind::Sum(copies, number) => self.summed(copies, number, result, now),
         }
     }
 
+    /// Handles the end of a fetch of `parts`, which lie one after the other in its buffer.
     fn fetched(&mut self, parts: Vec<(u32, PageSet)>, result: Result<IoBuf>, now: Instant) {
         for (unit, pages) in &parts {
             if let Some(filling) = self.filling.get_mut(unit) {
@@ -474,6 +494,7 @@ impl Copier {
         }
     }
 
+    /// Counts a failed fetch of a unit. After [`MAX_FAILURES`] of them, leaves the unit to its readers.
     fn fetch_failed(&mut self, unit: u32, error: &Error) {
         tracing::debug!(unit, error = %error.report(), "not copied");
         let Some(filling) = self.filling.get_mut(&unit) else { return };
@@ -504,6 +525,7 @@ impl Copier {
         true
     }
 
+    /// Sets or removes a unit's entry in the index, and marks its page as changed.
     fn set_entry(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
         let tier = usize::from(tier);
         if let Some(index) = &self.shared.media[tier].index {
@@ -524,9 +546,10 @@ impl Copier {
         self.last_sum += 1;
         self.summing.insert(unit, self.last_sum);
         let begun = self.begin_read_copies(location, pages);
-        self.start(begun, What::Sum(Copies { unit, pages, location }, self.last_sum), now);
+        self.start(begun, CallKind::Sum(Copies { unit, pages, location }, self.last_sum), now);
     }
 
+    /// Lists copies under their recomputed checksum.
     fn summed(&mut self, copies: Copies, number: u64, result: Result<IoBuf>, now: Instant) {
         let Copies { unit, pages, location } = copies;
         if self.summing.get(&unit) != Some(&number) {
@@ -551,6 +574,7 @@ impl Copier {
         self.calls.begin_read(self.first_tier + usize::from(location.tier), offset, buf)
     }
 
+    /// Starts the fetches that are due: of units that must be completed, then ahead of the readers.
     fn start_fetches(&mut self, now: Instant) {
         for _ in 0..self.incomplete.len().min(MAX_CHECKED) {
             let Some(unit) = self.incomplete.pop_front() else { break };
@@ -581,8 +605,8 @@ impl Copier {
         let planned = || shared.ledger.lock().planned(shared.units.together_with(unit).start);
         let Some(tier) = tier_of(unit).or_else(planned) else { return true };
         let Some(limit) = shared.sources.limit(tier) else { return true };
-        let is_into = |active: &&Active| match &active.what {
-            What::Fetch(parts) => {
+        let is_into = |active: &&Active| match &active.kind {
+            CallKind::Fetch(parts) => {
                 parts.first().is_some_and(|(unit, _)| tier_of(*unit) == Some(tier))
             }
             _ => false,
@@ -590,6 +614,7 @@ impl Copier {
         self.active.iter().filter(is_into).count() < limit.threads
     }
 
+    /// Returns whether no page of the unit is left to fetch, or its tier is not used.
     fn is_filled(&self, unit: u32) -> bool {
         let copies = &self.shared.copies;
         let missing = copies.reserved(unit).without(copies.there(unit));
@@ -636,14 +661,17 @@ impl Copier {
         }
     }
 
+    /// Number of outstanding calls that are not writes of copies.
     fn num_reads(&self) -> usize {
         self.active.len() - self.writes().count()
     }
 
+    /// Returns whether another fetch is within the limits of outstanding reads and of bandwidth.
     fn may_fetch(&self, now: Instant) -> bool {
         self.num_reads() < MAX_READS && now >= self.next_fetch
     }
 
+    /// Returns whether the copier may fetch ahead of the readers now.
     fn may_fetch_ahead(&self) -> bool {
         self.lent.room.is_empty()
             && self.leaving.is_empty()
@@ -701,6 +729,7 @@ impl Copier {
         parts
     }
 
+    /// Starts to read `parts`, which are contiguous, from the origin.
     fn begin_fetch(&mut self, parts: Vec<(u32, PageSet)>, now: Instant) {
         let (unit, pages) = parts[0];
         let namespace = usize::from(self.shared.units.namespace_of(unit));
@@ -717,7 +746,7 @@ impl Copier {
             let most = self.calls.namespace(namespace).max_transfer_bytes as usize;
             self.shared.counters.copier_read(len.div_ceil(most) as u64, len);
         }
-        self.start(begun, What::Fetch(parts), now);
+        self.start(begun, CallKind::Fetch(parts), now);
         if let Some(rate) = self.shared.options.bandwidth_bytes_per_s {
             let pause = Duration::from_secs_f64(len as f64 / rate as f64);
             self.next_fetch = self.next_fetch.max(now) + pause;
@@ -732,7 +761,7 @@ impl Copier {
                 let mut buf = IoBuf::zeroed(PAGE_BYTES as usize);
                 buf.copy_from_slice(&index.lock().bytes()[page..page + PAGE_BYTES as usize]);
                 let begun = self.calls.begin_write(self.first_tier + tier, page as u64, buf);
-                self.start(begun, What::Index { tier, page }, now);
+                self.start(begun, CallKind::Index { tier, page }, now);
             }
         }
     }
@@ -741,7 +770,7 @@ impl Copier {
     /// copied again.
     fn write_last(&mut self, until: Instant) {
         for _ in 0..self.jobs.len() {
-            if let Ok(job @ (Job::Piece { .. } | Job::Corrupt(..))) = self.jobs.try_recv() {
+            if let Ok(job @ (CopyJob::Piece { .. } | CopyJob::Corrupt(..))) = self.jobs.try_recv() {
                 self.handle(job, Instant::now());
             }
             self.shared.counters.unsettle(-1);
@@ -775,7 +804,7 @@ const LOW_PRIORITY: Duration = Duration::from_millis(500);
 /// Timeout from the claim of a page to its arrival; after it the claiming process counts as dead.
 const CLAIMANT_DEAD: Duration = Duration::from_secs(3);
 
-/// Limit of outstanding reads.
+/// Limit of outstanding calls other than writes of copies.
 const MAX_READS: usize = 16;
 
 /// Limit of outstanding writes of copies.
@@ -799,6 +828,7 @@ const MAX_FAILURES: u32 = 3;
 /// Deadline of one call.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Longest wait of an iteration without work, and of one with units that are not complete.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 

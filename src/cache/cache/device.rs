@@ -6,13 +6,13 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::opening::Tiers;
-use super::pair::TieredPair;
+use super::pair::{Requester, TieredPair};
 use dlfs_base::error::Result;
 use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
 use dlfs_order::tier::PAGE_BYTES;
 
-/// One device for each origin. With `views`, the devices are as other nodes see them, with these
-/// NGUIDs; the `bool` makes them serve copies only and never read the origin.
+/// One device for each origin. With `views`, the devices are for other nodes, and have these NGUIDs, in the order of
+/// the origins; if the `bool` is set, they serve only copies and never read the origin.
 pub(super) fn devices(
     tiers: &Arc<Tiers>,
     views: Option<(bool, &[[u8; 16]])>,
@@ -21,31 +21,33 @@ pub(super) fn devices(
         let view = views.map(|(copies_only, nguids)| View {
             nguid: nguids[usize::from(number)],
             copies_only,
-            held: Mutex::default(),
+            count: Mutex::default(),
         });
         Arc::new(TieredDevice { tiers: Arc::clone(tiers), number, view })
     };
     (0..tiers.opening.origins.len() as u16).map(device).collect()
 }
 
+/// A namespace of the data set, with the tiers in front of it.
 struct TieredDevice {
     tiers: Arc<Tiers>,
+    /// Index of the namespace in the data set.
     number: u16,
     /// Set if other nodes read this device.
     view: Option<View>,
 }
 
-/// A device under another identity, thinly provisioned.
+/// The properties of a device that other nodes read: another identity, and thin provisioning.
 struct View {
     nguid: [u8; 16],
+    /// See [`Requester::Peer`].
     copies_only: bool,
-    /// The bytes of the namespace that have copies.
-    held: Mutex<Held>,
+    count: Mutex<CopyCount>,
 }
 
-/// The last count of bytes with copies.
+/// The last count of the namespace's bytes that have copies.
 #[derive(Default)]
-struct Held {
+struct CopyCount {
     bytes: u64,
     /// Time of the next count: a count visits all units, so it is limited to a hundredth of the time.
     again_at: Option<Instant>,
@@ -73,17 +75,18 @@ impl TieredDevice {
         }
     }
 
-    fn held_bytes(&self, held: &Mutex<Held>) -> u64 {
-        let mut held = held.lock();
+    /// Bytes of the namespace that have copies, as of the last count.
+    fn held_bytes(&self, count: &Mutex<CopyCount>) -> u64 {
+        let mut count = count.lock();
         let now = Instant::now();
-        if held.again_at.is_none_or(|at| now >= at) {
+        if count.again_at.is_none_or(|at| now >= at) {
             let shared = self.tiers.latest();
             let there = |unit| u64::from(shared.copies.there(unit).len());
             let pages: u64 = shared.units.of_namespace(self.number).map(there).sum();
-            held.bytes = pages * PAGE_BYTES;
-            held.again_at = Some(Instant::now() + 100 * now.elapsed());
+            count.bytes = pages * PAGE_BYTES;
+            count.again_at = Some(Instant::now() + 100 * now.elapsed());
         }
-        held.bytes
+        count.bytes
     }
 }
 
@@ -96,9 +99,12 @@ impl Device for TieredDevice {
         let shared = self.tiers.latest();
         let origin = self.origin().queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
-        let copies_only = self.view.as_ref().map(|view| view.copies_only);
+        let requester = match &self.view {
+            None => Requester::Own,
+            Some(view) => Requester::Peer { copies_only: view.copies_only },
+        };
         let over = (origin, namespace);
-        Ok(Box::new(TieredPair::open(shared, self.number, over, copies_only, scope)?))
+        Ok(Box::new(TieredPair::open(shared, self.number, over, requester, scope)?))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -114,7 +120,7 @@ impl Device for TieredDevice {
             // Copies are made of units, not of samples: loaders should read whole chunks, as without a page cache.
             is_page_cached: false,
             local_path: origin.local_path.filter(|_| self.view.is_none()),
-            allocated_bytes: self.view.as_ref().map(|view| self.held_bytes(&view.held)),
+            allocated_bytes: self.view.as_ref().map(|view| self.held_bytes(&view.count)),
         }
     }
 }

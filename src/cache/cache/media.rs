@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Opening;
-use super::folder::{self, Locked, OwnFiles, take_over, take_over_namespace};
+use super::folder::{self, FolderLock};
 use super::options::{TierKind, TierSpec};
+use super::overwrite::{take_over, take_over_namespace};
+use super::own_files::{self, OwnFiles, blocks_bytes};
 use super::share::{self, Listener, SharedTier, TierPlace};
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
@@ -329,7 +331,7 @@ fn in_file(
         error.hint(hint)
     };
     // Held until the file is open and locked itself, so that no process removes it in between.
-    let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
+    let folder = if path.is_dir() { Some(FolderLock::new(path)?) } else { None };
     let (path, exclusive) =
         take_over(path, &folder::file_name(*identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
@@ -520,7 +522,7 @@ fn read_index(opening: &Opening, io: &mut Blocking, name: &str) -> Result<(Index
 fn room_on_disk(path: &Path) -> Option<(u64, u64)> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {
-            blocks_bytes(&found).saturating_add(folder::bytes_beside(path))
+            blocks_bytes(&found).saturating_add(own_files::bytes_beside(path))
         }
         Ok(_) => return None,
         Err(_) => 0,
@@ -563,14 +565,7 @@ fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bo
     grown.is_ok()
 }
 
-/// Bytes that the file occupies on its file system.
-fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
-    file.blocks().saturating_mul(STAT_BLOCK_BYTES)
-}
-
 /// Timeout of connecting to a remote tier.
 const LONGEST_OPENING: Duration = Duration::from_secs(4);
 /// Time that a remote tier may be silent before the origin is read instead.
 const LONGEST_SILENCE: Duration = Duration::from_secs(2);
-/// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).
-const STAT_BLOCK_BYTES: u64 = 512;

@@ -7,7 +7,7 @@
 //! reads it from the origin and the others wait for its copy, with a time limit (`pair.rs`). Everything above
 //! a queue pair (readers, loaders, targets, all languages) uses tiers without changes.
 //!
-//! Small sequential reads of the origin are combined into few large ones (`sources.rs`): a parallel
+//! Small sequential reads of the origin are combined into few large ones (`read_ahead.rs`): a parallel
 //! file system then gets one request where the reader makes four.
 //!
 //! Copies are not trusted: the reader verifies every sample against the directory's checksum. It
@@ -21,7 +21,7 @@
 //! copies are lent.
 //!
 //! A folder holds the tiers of several data sets (`folder.rs`). In a folder, a tier keeps each file of
-//! a plain folder above 16 MiB as one file, which programs can open (`folder.rs`). Environments are
+//! a plain folder above 16 MiB as one file, which programs can open (`own_files.rs`). Environments are
 //! described in a TOML file (`options.rs`) or in HDMLP's configuration (`hdmlp.rs`).
 //!
 //! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
@@ -31,7 +31,7 @@
 //! copies and send it the pages that they read from the origin. A forked child does the same
 //! (`opening.rs`). If tiers are not shared, a forked child reads the existing copies and creates none.
 //!
-//! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `folder.rs` says
+//! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `overwrite.rs` says
 //! what a tier may overwrite.
 
 mod admission;
@@ -39,17 +39,23 @@ mod copier;
 mod device;
 mod folder;
 mod hdmlp;
+mod holdings;
+mod libconfig;
 mod media;
 mod opening;
 mod options;
+mod overwrite;
+mod own_files;
 mod pair;
 mod plan;
 mod probe;
+mod read_ahead;
+mod replan;
 mod share;
 mod sources;
 mod stats;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -57,7 +63,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -72,8 +77,7 @@ use dlfs_io::qpair::Device;
 use dlfs_io::qpair::group::Waker;
 use dlfs_order::plan::Source;
 use dlfs_order::tier::{
-    Candidate, CopyLocation, CopyTable, Holding, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
-    copies_to_evict,
+    CopyLocation, CopyTable, Holding, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
 };
 
 pub(crate) use options::TierKind;
@@ -85,10 +89,10 @@ pub use probe::{Probe, probe};
 pub use share::{Listener, connect_to, is_same_user};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
-use copier::{Job, LAST_WRITES};
+use copier::{CopyJob, LAST_WRITES};
+use holdings::{Held, Holdings};
 use media::Media;
 use opening::{Owned, Tiers};
-use plan::{merged, pages_of};
 use share::{Link, Message};
 use sources::Sources;
 use stats::Counters;
@@ -101,22 +105,27 @@ pub struct Cache {
     _metered: Registration,
 }
 
-/// State shared by all queue pairs and the copier.
-struct Shared {
+/// State of the tiers between two takeovers, shared by all queue pairs and the copier.
+struct TierShared {
     /// Tells a forked child from the process that opened the tiers: threads and connections do not
     /// survive a fork.
     home: Forked<()>,
     opening: Arc<Opening>,
+    /// The copies of each unit. If tiers are shared, the table lies in memory that all processes map.
     copies: CopyTable,
+    /// Quota, places and plan. Locked while pages are reserved or freed, so that it agrees with `copies`.
     ledger: Mutex<Ledger>,
     /// The latest plan of each process that shares the tiers, by connection number. The owner merges
     /// these plans.
     plans: Mutex<HashMap<u64, Arc<TierPlan>>>,
     /// The chunks that the processes that share the tiers hold for other nodes.
     holdings: Mutex<Holdings>,
+    /// The storage of each tier, fastest first.
     media: Vec<Media>,
+    /// The decisions by rates; those of [`Opening`], unless the owner has opened other tiers.
     sources: Arc<Sources>,
-    jobs: Sender<Job>,
+    /// Queue of the copier.
+    jobs: Sender<CopyJob>,
     /// Wakes the copier, if this process owns the tiers.
     waker: Option<Waker>,
     /// The owner's threads, if this process owns the tiers.
@@ -127,18 +136,39 @@ struct Shared {
     is_shared: bool,
     /// Number of attached processes.
     num_attached: AtomicUsize,
-    /// The connection to the owner.
+    /// The connection to the owner, if this process is attached.
     link: Forked<Option<Link>>,
     /// Bytes queued for the copier.
     queued_bytes: AtomicUsize,
     /// Number of consecutive waits for a claimed page that timed out.
     overdue: AtomicU32,
     /// The state that replaces this one after the owner has ended.
-    next: OnceLock<Arc<Shared>>,
+    next: OnceLock<Arc<TierShared>>,
     /// Tells the copier to end; set, too, when it has died.
     stop: AtomicBool,
     /// The error that the copier died of, if any.
     fate: Fate,
+}
+
+/// Everything that [`Cache::new`], takeovers and forked children need to open the tiers; it outlives takeovers.
+struct Opening {
+    origins: Vec<Arc<dyn Device>>,
+    units: Arc<Units>,
+    identity: Identity,
+    options: TierOptions,
+    /// Counters that continue after takeovers.
+    counters: Counters,
+    /// Number of outstanding reads of the origin that a reader waits for.
+    demand: AtomicUsize,
+    /// The decisions that follow from the rates in `options`.
+    sources: Arc<Sources>,
+    /// This process's last plan, for the next owner.
+    plan: Forked<Mutex<Option<Arc<TierPlan>>>>,
+    /// The chunks that this node holds for others, once they are known; also for the next owner.
+    holding: Mutex<Option<Held>>,
+    /// Checksums for comparing copies before they are published; set if other nodes rely on these
+    /// copies.
+    intact: OnceLock<Arc<Intact>>,
 }
 
 /// The data set that copies belong to.
@@ -207,18 +237,18 @@ impl Cache {
 
     /// Waits, for up to 15 s, until all pages that readers have brought so far and the index that lists
     /// them are written; or, if another process owns the tiers, until they are sent to it. Dropping the
-    /// cache does the same.
+    /// cache does the same, but waits only 5 s for another owner.
     pub fn flush(&self) {
         let shared = self.tiers.latest();
         let until = Instant::now() + LAST_WRITES;
         if let Some(link) = shared.link() {
             let is_sent = || !link.is_alive() || link.queued_bytes.load(Ordering::Acquire) == 0;
             while !is_sent() && Instant::now() < until {
-                std::thread::sleep(FLUSH_LOOK);
+                std::thread::sleep(FLUSH_INTERVAL);
             }
         } else if shared.has_copier() {
             let (written, flushed) = crossbeam_channel::bounded(0);
-            shared.send(Job::Flush(written));
+            shared.send(CopyJob::Flush(written));
             let _ = flushed.recv_deadline(until); // nothing is sent: it returns when all is written, or at the deadline
         }
     }
@@ -397,10 +427,10 @@ impl Cache {
     }
 }
 
-impl Shared {
+impl TierShared {
     /// A state without a copier, a connection or copies.
-    fn new(opening: &Arc<Opening>, media: Vec<Media>) -> Shared {
-        Shared {
+    fn new(opening: &Arc<Opening>, media: Vec<Media>) -> TierShared {
+        TierShared {
             home: Forked::new(()),
             opening: Arc::clone(opening),
             copies: CopyTable::new(0),
@@ -424,45 +454,23 @@ impl Shared {
         }
     }
 
-    /// Handles a message of this process: here, or at the owner.
+    /// Handles a message of this process: passes it to the owner, or handles it here.
     fn tell(&self, message: Message) {
         if let Some(link) = self.link() {
             return link.send(message);
         }
         match message {
-            Message::Corrupt(unit, pages) => self.send(Job::Corrupt(unit, pages)),
-            Message::Piece { unit, pages, bytes } => self.send(Job::Piece { unit, pages, bytes }),
+            Message::Corrupt(unit, pages) => self.send(CopyJob::Corrupt(unit, pages)),
+            Message::Piece { unit, pages, bytes } => {
+                self.send(CopyJob::Piece { unit, pages, bytes })
+            }
             Message::Plan(plan) if self.is_owner() => self.add_plan(OWN, plan),
             Message::Hold(held) if self.is_owner() => self.add_held(OWN, held),
-            _ => {} // claims are in the table
+            _ => {} // the owner sees its own claims in the table, and only an owner takes plans and chunks
         }
     }
 
-    /// Adds a process's plan, if the owner's policy follows plans. From now on the owner follows the
-    /// merged plans of all processes.
-    fn add_plan(&self, connection: u64, plan: Arc<TierPlan>) {
-        let has_portions = plan.reads.len() == self.units.num_portions() as usize;
-        if self.ledger.lock().policy() != Policy::Clairvoyant || !has_portions {
-            return;
-        }
-        // Locked until the copier has the plan, so that an older plan does not overtake it.
-        let mut plans = self.plans.lock();
-        plans.insert(connection, plan);
-        let rooms = self.rooms();
-        let plan = merged(&plans, &self.units, &rooms);
-        let by_unit = plan.by_unit(&self.units, rooms.keep_parts);
-        let mut ledger = self.ledger.lock();
-        let evicted = self.evicted(&plan, (&by_unit, rooms.keep_parts), &ledger);
-        ledger.set_plan(by_unit);
-        self.copies.set_room(ledger.room());
-        drop(ledger);
-        let mut wanted: Vec<u32> =
-            plan.copies.iter().map(|&(portion, _)| self.units.portion(portion).0).collect();
-        let mut is_new = vec![true; self.units.len() as usize];
-        wanted.retain(|&unit| std::mem::take(&mut is_new[unit as usize]));
-        self.send(Job::Plan { wanted, evicted });
-    }
-
+    /// The capacity of the tiers, as input for a plan.
     fn rooms(&self) -> TierRooms {
         let all = self.units.num_pages();
         let keeps = |media: &Media| media.is_sparse() || media.capacity_pages >= all;
@@ -473,73 +481,8 @@ impl Shared {
         }
     }
 
-    /// The units and their pages whose copies a plan evicts. Tiers that keep whole units evict whole
-    /// units.
-    fn evicted(
-        &self,
-        plan: &TierPlan,
-        planned: (&[(u8, PageSet)], bool),
-        ledger: &Ledger,
-    ) -> Vec<(u32, PageSet)> {
-        let units = &self.units;
-        let (_, keep_parts) = planned;
-        let reads = |portion: u32| plan.reads[portion as usize];
-        let candidate = |portion: u32, pages: u32| {
-            let all = units.portions_of(units.portion(portion).0);
-            let most = || all.map(reads).max().unwrap_or(0);
-            let reads = if keep_parts { reads(portion) } else { most() };
-            (pages > 0).then_some(Candidate { portion, pages: pages.into(), reads })
-        };
-        let mut present = vec![Vec::new(); self.media.len()];
-        for unit in 0..units.len() {
-            let is_first = unit == units.together_with(unit).start;
-            let Some(location) = self.copies.location(unit).filter(|_| is_first) else { continue };
-            let portions = units.portions_of(unit).take(if keep_parts { usize::MAX } else { 1 });
-            present[usize::from(location.tier)].extend(portions.filter_map(|portion| {
-                let pages = self.outside(portion, planned).map(|(_, pages)| pages.len()).sum();
-                candidate(portion, pages)
-            }));
-        }
-        let mut wanted = vec![Vec::new(); self.media.len()];
-        for &(portion, tier) in &plan.copies {
-            let kept = pages_of(units, portion, keep_parts);
-            let missing = kept.map(|(unit, pages)| pages.without(self.copies.reserved(unit)).len());
-            wanted[usize::from(tier)].extend(candidate(portion, missing.sum()));
-        }
-        let tiers = (0..).zip(present.into_iter().zip(wanted));
-        let free = |tier: u8| self.media[usize::from(tier)].capacity_pages - ledger.used(tier);
-        let portions = tiers
-            .flat_map(|(tier, (present, wanted))| copies_to_evict(present, wanted, free(tier)));
-        let mut evicted = BTreeMap::<u32, PageSet>::new();
-        for (unit, pages) in portions.filter_map(|portion| self.outside(portion, planned).next()) {
-            let evicted = evicted.entry(unit).or_default();
-            *evicted = evicted.with(pages);
-        }
-        evicted.into_iter().collect()
-    }
-
-    /// The reserved pages of a portion that are not in a plan; of its whole unit, if tiers keep whole
-    /// units.
-    fn outside<'a>(
-        &'a self,
-        portion: u32,
-        (by_unit, keep_parts): (&'a [(u8, PageSet)], bool),
-    ) -> impl Iterator<Item = (u32, PageSet)> + 'a {
-        let first_is_kept =
-            |unit: u32| by_unit.get(unit as usize).is_some_and(|(_, kept)| kept.0 & 1 == 1);
-        pages_of(&self.units, portion, keep_parts).map(move |(unit, pages)| {
-            let reserved = self.copies.reserved(unit).and(pages);
-            let outside = reserved.without(by_unit[unit as usize].1);
-            // The unit's last page may also belong to the next unit's first sample, which the plan keeps.
-            let serves_next =
-                first_is_kept(unit + 1) && self.units.border_of(unit + 1) == Some(unit);
-            let last = PageSet(u64::from(serves_next) << (self.units.get(unit).pages() - 1));
-            (unit, outside.without(last))
-        })
-    }
-
     /// The current state of the tiers, after all takeovers.
-    fn latest(self: &Arc<Shared>) -> &Arc<Shared> {
+    fn latest(self: &Arc<TierShared>) -> &Arc<TierShared> {
         let mut latest = self;
         while let Some(next) = latest.next.get() {
             latest = next;
@@ -583,7 +526,7 @@ impl Shared {
         (is_known && !self.is_detached()).then_some((location, pages))
     }
 
-    /// As [`Shared::copies_of`], in tiers that are faster than the origin.
+    /// As [`TierShared::copies_of`], in tiers that are faster than the origin.
     fn copies_to_read(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
         self.copies_of(unit).filter(|(location, _)| !self.sources.is_avoided(location.tier))
     }
@@ -626,7 +569,7 @@ impl Shared {
     }
 
     /// Sends a job to the copier of this process, which owns the tiers.
-    fn send(&self, job: Job) {
+    fn send(&self, job: CopyJob) {
         self.counters.unsettle(1);
         // Fails only when all threads end, or when the copier has died.
         let _ = self.jobs.send(job);
@@ -644,7 +587,7 @@ impl Shared {
     }
 }
 
-impl Deref for Shared {
+impl Deref for TierShared {
     type Target = Opening;
 
     fn deref(&self) -> &Opening {
@@ -688,96 +631,18 @@ impl Drop for Cache {
     }
 }
 
-/// The owner's own connection number.
-const OWN: u64 = 0;
-
-/// Timeout for the process that has the tiers open to share them or to end.
-const ATTACH_WAIT: Duration = Duration::from_secs(5);
-const ATTACH_AGAIN: Duration = Duration::from_millis(20);
-const FLUSH_LOOK: Duration = Duration::from_millis(1);
-
 impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cache").field("policy", &self.policy()).finish_non_exhaustive()
     }
 }
 
-/// Everything that [`Cache::new`], takeovers and forked children need to open the
-/// tiers.
-struct Opening {
-    origins: Vec<Arc<dyn Device>>,
-    units: Arc<Units>,
-    identity: Identity,
-    options: TierOptions,
-    /// Counters that continue after takeovers.
-    counters: Counters,
-    /// Outstanding reads of the origin that a reader waits for.
-    demand: AtomicUsize,
-    /// The decisions that follow from the rates in `options`.
-    sources: Arc<Sources>,
-    /// This process's last plan, for the next owner.
-    plan: Forked<Mutex<Option<Arc<TierPlan>>>>,
-    /// The chunks that this node holds for others, once they are known; also for the next owner.
-    holding: Mutex<Option<Held>>,
-    /// Checksums for comparing copies before they are published; set if other nodes rely on these
-    /// copies.
-    intact: OnceLock<Arc<Intact>>,
-}
+/// The owner's own connection number.
+const OWN: u64 = 0;
 
-/// The chunks that one process holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Held {
-    chunks: Holding,
-    /// Set if the copier fetches all chunks by itself, not only the rest of chunks that somebody begins
-    /// to read.
-    fills: bool,
-}
-
-/// The chunks for which the owner of the tiers keeps room: all chunks that any process holds.
-#[derive(Debug, Default)]
-struct Holdings {
-    /// The chunks of each process, by connection number.
-    held: BTreeMap<u64, Held>,
-    /// The chunks for which room was last reserved.
-    applied: Option<Held>,
-}
-
-impl Holdings {
-    /// The holdings of a new owner, which has already reserved room for its own chunks.
-    fn of_owner(own: Option<Held>) -> Holdings {
-        Holdings { applied: own.clone(), held: own.into_iter().map(|own| (OWN, own)).collect() }
-    }
-
-    /// Returns the chunks that all processes hold together, if they have changed.
-    fn changed(&mut self) -> Option<Held> {
-        let together = self.held.values().cloned().reduce(|some, more| Held {
-            chunks: some.chunks.with(&more.chunks),
-            fills: some.fills || more.fills,
-        });
-        let is_new = together.is_some() && together != self.applied;
-        is_new.then(|| self.applied.insert(together.expect("just seen")).clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn held(which: [bool; 2], fills: bool) -> Held {
-        Held { chunks: Holding::new([(0..2, 8, which[0]), (2..5, 9, which[1])]), fills }
-    }
-
-    #[test]
-    fn chunks_that_any_process_holds_are_held_and_nothing_is_applied_twice() {
-        let mut holdings = Holdings::of_owner(None);
-        assert_eq!(holdings.changed(), None);
-        holdings.held.insert(1, held([true, false], false));
-        assert_eq!(holdings.changed(), Some(held([true, false], false)));
-        holdings.held.insert(2, held([true, false], false));
-        assert_eq!(holdings.changed(), None, "another rank of the same node");
-        holdings.held.insert(OWN, held([false, true], true));
-        assert_eq!(holdings.changed(), Some(held([true, true], true)));
-        holdings.held.retain(|connection, _| *connection == OWN);
-        assert_eq!(holdings.changed(), Some(held([false, true], true)));
-    }
-}
+/// Timeout for the process that has the tiers open to share them or to end.
+const ATTACH_WAIT: Duration = Duration::from_secs(5);
+/// Pause before this process tries again to attach or to own.
+const ATTACH_AGAIN: Duration = Duration::from_millis(20);
+/// Interval at which a flush checks whether all pages are sent.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(1);

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use parking_lot::Mutex;
 
-use super::copier::{self, Copier, Job};
+use super::copier::{self, Copier, CopyJob};
+use super::holdings::{Held, Holdings};
 use super::media::{self, Media};
 use super::share::{self, Hello, Link, Listener, Message, Owner, Sharing};
-use super::{Held, Holdings, Opening, Shared, folder};
+use super::{Opening, TierShared, own_files};
 use dlfs_base::buf::SharedWords;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
@@ -37,7 +38,7 @@ impl Opening {
     /// # Errors
     /// `Busy`: another process has the tiers; the source says why this process could not attach. Errors
     /// of [`Opening::attach`] and [`Opening::own`].
-    pub(super) fn attach_or_own(self: &Arc<Opening>) -> Result<Arc<Shared>> {
+    pub(super) fn attach_or_own(self: &Arc<Opening>) -> Result<Arc<TierShared>> {
         let why = match self.attach() {
             Ok(Some(shared)) => return Ok(shared),
             Ok(None) => None,
@@ -54,15 +55,18 @@ impl Opening {
     }
 
     /// After a takeover, sets this process's last plan and the chunks that this node holds again.
-    fn tell_again(&self, shared: &Shared) {
+    fn tell_again(&self, shared: &TierShared) {
         let plan = self.plan.get().and_then(|plan| plan.lock().clone());
         plan.into_iter().for_each(|plan| shared.tell(Message::Plan(plan)));
         let held = self.holding.lock().clone();
         held.into_iter().for_each(|held| shared.tell(Message::Hold(held)));
     }
 
-    /// Opens the tiers as their owner.
-    fn own(self: &Arc<Opening>) -> Result<Arc<Shared>> {
+    /// Opens the tiers as their owner, with the copies of an earlier run, and starts the owner's threads.
+    ///
+    /// # Errors
+    /// Errors of [`Media::open`]. `Busy`: another process has the tiers. A thread cannot be started.
+    fn own(self: &Arc<Opening>) -> Result<Arc<TierShared>> {
         let Opening { units, options, .. } = &**self;
         let listener = self.claim_memory()?;
         let mut media = Vec::new();
@@ -86,22 +90,15 @@ impl Opening {
             None => (CopyTable::new(units.len()), None),
         };
         to_check.retain(|(tier, kept)| {
-            let location = kept.location(*tier);
-            let space = u64::from(units.get(kept.unit).pages() - u32::from(kept.first));
-            let place = kept.page..kept.page.saturating_add(space);
             let is_restored = media[usize::from(*tier)].is_place(units, kept)
-                && copies.location(kept.unit).is_none()
-                && ledger.restore(*tier, place, kept.pages.len().into())
-                && copies.place(kept.unit, location);
-            if is_restored {
-                copies.reserve(kept.unit, kept.pages);
-            } else {
+                && restore(*tier, kept, units, &mut ledger, &copies);
+            if !is_restored {
                 media[usize::from(*tier)].forget(kept.unit);
             }
             is_restored
         });
         let forget = |tier: u8, unit: u32| media[usize::from(tier)].forget(unit);
-        let incomplete = folder::complete(units, &mut ledger, &copies, &mut to_check, &forget);
+        let incomplete = own_files::complete(units, &mut ledger, &copies, &mut to_check, &forget);
         for (number, media) in (0..).zip(&media) {
             media.deallocate_all_but(&pages_of(number, &to_check))?;
         }
@@ -117,19 +114,19 @@ impl Opening {
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam_channel::unbounded();
         let calls = Calls::new(copier::DEADLINE)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TierShared {
             copies,
             ledger: Mutex::new(ledger),
             holdings: Mutex::new(Holdings::of_owner(held)),
             waker: Some(calls.waker()),
             is_shared: sharing.is_some(),
             jobs,
-            ..Shared::new(self, media)
+            ..TierShared::new(self, media)
         });
         if !behind.is_empty() {
-            shared.send(Job::Behind(behind));
+            shared.send(CopyJob::Behind(behind));
         }
-        incomplete.into_iter().for_each(|units| shared.send(Job::Fill(units)));
+        incomplete.into_iter().for_each(|units| shared.send(CopyJob::Fill(units)));
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check)?;
         let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
             let who = format!("the thread {COPIER}");
@@ -208,7 +205,7 @@ impl Opening {
     /// # Errors
     /// `Unsupported`: the owner runs another version of dlfs. `Busy`: the owner has the tiers for
     /// another image. Errors of [`share::connect`].
-    pub(super) fn attach(self: &Arc<Opening>) -> Result<Option<Arc<Shared>>> {
+    pub(super) fn attach(self: &Arc<Opening>) -> Result<Option<Arc<TierShared>>> {
         let Opening { identity, options, units, .. } = &**self;
         let identity = *identity;
         let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
@@ -234,23 +231,37 @@ impl Opening {
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
         let media = media::attached(self, &hello.tiers, files)?;
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TierShared {
             copies: CopyTable::over(Box::new(words)),
             ledger: Mutex::new(Ledger::new(options.policy, options.stop, &capacities)),
             sources,
             attached_to: Some(hello.pid),
             link: Forked::new(Some(Link::start(stream)?)),
-            ..Shared::new(self, media)
+            ..TierShared::new(self, media)
         });
         tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
         Ok(Some(shared))
     }
 
     /// A state without tiers for now: reads go to the origin.
-    pub(super) fn none(self: &Arc<Opening>) -> Arc<Shared> {
+    pub(super) fn none(self: &Arc<Opening>) -> Arc<TierShared> {
         let copies = CopyTable::new(self.units.len());
-        Arc::new(Shared { copies, ..Shared::new(self, Vec::new()) })
+        Arc::new(TierShared { copies, ..TierShared::new(self, Vec::new()) })
     }
+}
+
+/// Restores the place of copies of an earlier run, and reserves their pages. Returns `false` if the unit has a place
+/// already, or if the place does not fit the tier any more.
+fn restore(tier: u8, kept: &Kept, units: &Units, ledger: &mut Ledger, copies: &CopyTable) -> bool {
+    let space = u64::from(units.get(kept.unit).pages() - u32::from(kept.first));
+    let place = kept.page..kept.page.saturating_add(space);
+    let is_restored = copies.location(kept.unit).is_none()
+        && ledger.restore(tier, place, kept.pages.len().into())
+        && copies.place(kept.unit, kept.location(tier));
+    if is_restored {
+        copies.reserve(kept.unit, kept.pages);
+    }
+    is_restored
 }
 
 /// The pages of `tier` that have copies, in ascending ranges.
@@ -280,12 +291,12 @@ pub(super) struct Tiers {
     running: Forked<Running>,
 }
 
-/// The part of one process.
+/// The state and the thread by which one process uses the tiers.
 struct Running {
     /// The first state of a chain: each takeover adds one.
-    shared: Arc<Shared>,
-    /// The thread that waits for the owner's end, if another process is the owner, and the channel whose sender is
-    /// dropped to end it.
+    shared: Arc<TierShared>,
+    /// If another process owns the tiers: the thread that waits for its end, and the sender that ends the thread when
+    /// it is dropped.
     heir: Mutex<Option<(Sender<Infallible>, Thread)>>,
 }
 
@@ -294,13 +305,13 @@ impl Tiers {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub(super) fn new(opening: Arc<Opening>, shared: Arc<Shared>) -> Result<Tiers> {
+    pub(super) fn new(opening: Arc<Opening>, shared: Arc<TierShared>) -> Result<Tiers> {
         let running = Running::start(&opening, shared, Duration::ZERO)?;
         Ok(Tiers { opening, running: Forked::new(running) })
     }
 
     /// The current state of the tiers. A forked child attaches at its first call.
-    pub(super) fn latest(&self) -> &Arc<Shared> {
+    pub(super) fn latest(&self) -> &Arc<TierShared> {
         let running = self.running.get_or_init(|| {
             // Another thread of this child may be attaching, too; one of the two states is then dropped.
             let known = self.running.inherited().or_else(|| self.running.get());
@@ -319,8 +330,11 @@ impl Tiers {
 }
 
 impl Running {
-    /// For the duration `yields` after an owner's end, the heir only attaches.
-    fn start(opening: &Arc<Opening>, shared: Arc<Shared>, yields: Duration) -> Result<Running> {
+    /// Starts the [`Heir`] of a process that does not own the tiers. See [`Heir::yields`].
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    fn start(opening: &Arc<Opening>, shared: Arc<TierShared>, yields: Duration) -> Result<Running> {
         let heir = if shared.is_owner() {
             None
         } else {
@@ -332,9 +346,9 @@ impl Running {
         Ok(Running { shared, heir: Mutex::new(heir) })
     }
 
-    /// Attaches as any other process does, since the inherited state does not follow takeovers. If the tiers
-    /// are not shared, the child only reads the existing copies.
-    fn in_child(opening: &Arc<Opening>, of_parent: &Arc<Shared>) -> Running {
+    /// Attaches a forked child like any other process, since the inherited state does not follow takeovers. If the
+    /// tiers are not shared, the child only reads the existing copies.
+    fn in_child(opening: &Arc<Opening>, of_parent: &Arc<TierShared>) -> Running {
         let not_followed = |shared| Running { shared, heir: Mutex::default() };
         if of_parent.waker.is_some() && !of_parent.is_shared {
             return not_followed(Arc::clone(of_parent));
@@ -351,6 +365,7 @@ impl Running {
         })
     }
 
+    /// Ends the threads, once the owner has the pages that this process has sent.
     fn stop(&self) {
         // First, so that this process does not take over any more.
         if let Some((running, thread)) = self.heir.lock().take() {
@@ -384,13 +399,15 @@ impl Drop for Running {
 struct Heir {
     opening: Arc<Opening>,
     /// The current state of the tiers.
-    shared: Arc<Shared>,
+    shared: Arc<TierShared>,
+    /// Time after an owner's end in which this process only attaches, and does not become the owner.
     yields: Duration,
     /// Disconnected when the thread must end.
     stopped: Receiver<Infallible>,
 }
 
 impl Heir {
+    /// Waits for the end of each owner, until this process owns the tiers or the cache is dropped.
     fn run(&mut self) {
         while !self.shared.is_owner() {
             // Without a connection there is no owner to wait for.
@@ -452,12 +469,13 @@ const LAST_ITERATION: Duration = Duration::from_secs(5);
 /// Time in which a forked child, which may end soon, lets other processes take over first.
 const YIELDS: Duration = Duration::from_secs(2);
 
-/// Name of the thread.
+/// Name of the thread that waits for the owner's end.
 const HEIR: &str = "dlfs-tiers-heir";
 
-/// Short, since another process may be taking over, and will share the tiers soon.
+/// Pauses between attempts to open the tiers, which double. The first is short, since another process may be taking
+/// over, and will share the tiers soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Timeout of opening the tiers once.
+/// Timeout of joining that thread, which may be opening the tiers.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::TierShared;
+use super::read_ahead::{Claim, MAX_AHEAD_BYTES, ReadAhead, WaitingPiece};
 use super::share::Message;
-use super::sources::{Claim, MAX_AHEAD_BYTES, ReadAhead, Source, Waiting, pair_of};
+use super::sources::{SourcePair, pair_of};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::Result;
 use dlfs_base::metrics::{Place, PlaceCounters};
@@ -25,10 +26,24 @@ use dlfs_io::qpair::{
 use dlfs_nvme::nvme::Status;
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
+/// The source that serves a piece of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PieceSource {
+    Origin,
+    /// The tier with this number.
+    Tier(u8),
+    /// An ahead read of the origin.
+    Ahead,
+    /// No source yet: the piece waits for pages that another claimant reads.
+    Wait,
+    /// No source at all: the range has no copy, and only copies are served.
+    Absent,
+}
+
 /// State of a piece of a read.
-struct Way {
-    /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`] or [`WAIT`].
-    source: usize,
+struct PieceState {
+    source: PieceSource,
+    /// Time at which the piece was begun, or at which it was sent to the origin instead.
     began: Instant,
     /// Number of evictions before the read of this piece began.
     evictions: u64,
@@ -41,14 +56,15 @@ struct Way {
 /// A range of bytes from one source.
 struct Cut {
     range: Range<u64>,
-    source: usize,
-    /// Offset of its first byte at the source.
+    source: PieceSource,
+    /// Offset of the first byte at the source.
     at: u64,
+    /// Claimed pages that the read of this range brings.
     claims: Vec<Claim>,
 }
 
 impl Cut {
-    fn new(range: Range<u64>, source: usize, at: u64) -> Cut {
+    fn new(range: Range<u64>, source: PieceSource, at: u64) -> Cut {
         Cut { range, source, at, claims: Vec::new() }
     }
 }
@@ -56,67 +72,73 @@ impl Cut {
 /// The reader at the other end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Requester {
+    /// This process.
     Own,
     /// Another node. It gets *Deallocated or Unwritten Logical Block* for data that cannot be read here, so
     /// that it reads them elsewhere: its own path to the origin may work when this one fails. With
     /// `copies_only`, it gets this status for data without a copy, too.
-    Peer {
-        copies_only: bool,
-    },
+    Peer { copies_only: bool },
 }
 
 /// Queue pair of a namespace with tiers in front of it: see the module's page.
 pub(super) struct TieredPair {
-    shared: Arc<Shared>,
-    /// Pool for the sources that are opened after a takeover.
+    shared: Arc<TierShared>,
+    /// Pool and registry for the sources that are opened after a takeover.
     pool: Option<Pool>,
     registry: Option<Registry>,
+    /// Index of the namespace in the data set.
     number: u16,
     requester: Requester,
     namespace: Namespace,
-    sources: Vec<Source>,
-    /// Counters of bytes by the place that served them; they leave out the origin.
+    /// Queue pairs of the origin, then of each tier.
+    sources: Vec<SourcePair>,
+    /// Counters of bytes by the place that served them, without the origin.
     places: Arc<PlaceCounters>,
-    pieces: Pieces<Way>,
+    /// The outstanding reads, in pieces.
+    pieces: Pieces<PieceState>,
+    /// Completed reads that no poll has returned yet.
     ready: VecDeque<Completion>,
+    /// Memory for the completions of one source.
     scratch: Vec<Completion>,
     ahead: ReadAhead,
     /// Pieces for pages that another claimant reads.
-    waiting: Vec<Waiting>,
-    /// Time of the next check of `waiting`.
-    look_again: Option<Instant>,
+    waiting: Vec<WaitingPiece>,
+    /// Time of the next check of `waiting`; `None`: no piece waits.
+    next_check: Option<Instant>,
     /// Number of copies of an earlier run that had been verified at the last check, and the time since which
     /// this number is unchanged.
     checks: (u64, Instant),
     /// Set if the last poll made progress. A source may then have left transfers to the next poll, which must
     /// come without waiting for a completion of this queue pair.
     has_moved: bool,
+    /// Memory for the cuts of one read.
     cuts: Vec<Cut>,
 }
 
 impl TieredPair {
-    /// A queue pair over that of origin `number`, described as `namespace`, and those of the tiers. `copies_only` is
-    /// set for a node that reads copies here.
+    /// Opens the queue pairs of the tiers, and combines them with `origin`, a queue pair of origin namespace `number`.
+    /// `namespace` describes the result.
+    ///
+    /// # Errors
+    /// As [`pair_of`].
     pub(super) fn open(
-        shared: &Arc<Shared>,
+        shared: &Arc<TierShared>,
         number: u16,
         (origin, namespace): (Box<dyn QueuePair>, Namespace),
-        copies_only: Option<bool>,
+        requester: Requester,
         scope: &PairScope,
     ) -> Result<TieredPair> {
-        let mut sources = vec![Source::to(origin, None)];
+        let mut sources = vec![SourcePair::new(origin, None)];
         for tier in 0..shared.media.len() as u8 {
-            sources.push(Source::to(pair_of(shared, tier, scope)?, shared.sources.limit(tier)));
+            sources
+                .push(SourcePair::new(pair_of(shared, tier, scope)?, shared.sources.limit(tier)));
         }
         Ok(TieredPair {
             shared: Arc::clone(shared),
             pool: None,
             registry: None,
             number,
-            requester: match copies_only {
-                None => Requester::Own,
-                Some(copies_only) => Requester::Peer { copies_only },
-            },
+            requester,
             namespace,
             sources,
             places: Arc::clone(scope.places()),
@@ -125,7 +147,7 @@ impl TieredPair {
             scratch: Vec::new(),
             ahead: ReadAhead::default(),
             waiting: Vec::new(),
-            look_again: None,
+            next_check: None,
             checks: (0, Instant::now()),
             has_moved: false,
             cuts: Vec::new(),
@@ -136,7 +158,8 @@ impl TieredPair {
         self.requester == Requester::Peer { copies_only: true }
     }
 
-    fn take(&mut self, io: Io, now: Instant) {
+    /// Begins a read: cuts it into pieces, and passes each to its source.
+    fn begin(&mut self, io: Io, now: Instant) {
         let checked = self.namespace.check(&io);
         if checked.is_err() || io.op != IoOp::Read {
             return self.ready.push_back(io.end(checked));
@@ -147,7 +170,7 @@ impl TieredPair {
         let evictions = self.shared.copies.evictions();
         let mut cuts = std::mem::take(&mut self.cuts);
         self.cut(&range, &mut cuts);
-        if cuts.iter().any(|cut| cut.source == ABSENT) {
+        if cuts.iter().any(|cut| cut.source == PieceSource::Absent) {
             cuts.clear();
             self.cuts = cuts;
             return self.ready.push_back(io.end(Err(UNWRITTEN)));
@@ -155,22 +178,24 @@ impl TieredPair {
         let mut cutting = self.pieces.begin(io, start, cuts.len());
         for Cut { range, source, at, mut claims } in cuts.drain(..) {
             let source = match source {
-                0 | AHEAD => self.origin_or_ahead(&range, &mut claims, now),
-                source => source,
+                PieceSource::Origin | PieceSource::Ahead => {
+                    self.origin_or_ahead(&range, &mut claims, now)
+                }
+                other => other,
             };
             let start = range.start;
             let len = (range.end - range.start) as usize;
-            let way = Way { source, began: now, evictions, is_again: false, claims };
-            let (piece, buf) = self.pieces.cut(&mut cutting, len, way);
+            let state = PieceState { source, began: now, evictions, is_again: false, claims };
+            let (piece, buf) = self.pieces.cut(&mut cutting, len, state);
             match source {
-                AHEAD => {
-                    if let Some(ready) = self.ahead.serve(Waiting { piece, start, buf }) {
+                PieceSource::Ahead => {
+                    if let Some(ready) = self.ahead.serve(WaitingPiece { piece, start, buf }) {
                         self.read_ahead(ready);
                     }
                 }
-                WAIT => {
-                    self.waiting.push(Waiting { piece, start, buf });
-                    self.look_again = Some(now + LOOK_INTERVAL);
+                PieceSource::Wait => {
+                    self.waiting.push(WaitingPiece { piece, start, buf });
+                    self.next_check = Some(now + CHECK_INTERVAL);
                 }
                 source => self.push(source, at, buf, piece),
             }
@@ -178,17 +203,21 @@ impl TieredPair {
         self.cuts = cuts;
     }
 
-    fn push(&mut self, source: usize, offset: u64, buf: IoBuf, piece: PieceId) {
-        if source == 0 {
+    /// Queues the read of a piece at a tier or the origin.
+    fn push(&mut self, source: PieceSource, offset: u64, buf: IoBuf, piece: PieceId) {
+        let index = if let PieceSource::Tier(tier) = source {
+            usize::from(tier) + 1
+        } else {
             self.shared.demand.fetch_add(1, Ordering::AcqRel);
-        }
-        self.sources[source].push(offset, buf, piece.0);
+            ORIGIN
+        };
+        self.sources[index].push(offset, buf, piece.0);
     }
 
     /// Switches to the next owner's tiers once no read from the last owner's tiers is outstanding. Until
     /// then, reads go to the origin.
     fn follow_takeover(&mut self) {
-        if self.shared.next.get().is_none() || self.sources[1..].iter().any(Source::is_busy) {
+        if self.shared.next.get().is_none() || self.sources[1..].iter().any(SourcePair::is_busy) {
             return;
         }
         let next = Arc::clone(self.shared.latest());
@@ -204,7 +233,7 @@ impl TieredPair {
                 Ok(mut pair) => {
                     self.pool.iter().for_each(|pool| pair.use_pool(pool));
                     self.registry.iter().for_each(|registry| pair.register(registry));
-                    sources.push(Source::to(pair, next.sources.limit(tier)));
+                    sources.push(SourcePair::new(pair, next.sources.limit(tier)));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "no queue pair for the next owner's tiers yet");
@@ -224,29 +253,29 @@ impl TieredPair {
         range: &Range<u64>,
         claims: &mut Vec<Claim>,
         now: Instant,
-    ) -> usize {
+    ) -> PieceSource {
         let follows = self.ahead.note(range);
         if self.ahead.has(range) {
-            return AHEAD;
+            return PieceSource::Ahead;
         }
         let ahead = range.start..if follows { self.end_of_ahead(range) } else { range.end };
         if ahead.end <= range.end || !self.ahead.has_room() {
-            return 0;
+            return PieceSource::Origin;
         }
         let mut claims = std::mem::take(claims);
         self.claim(&(range.end..ahead.end), &mut claims);
         self.shared.demand.fetch_add(1, Ordering::AcqRel);
         let len = (ahead.end - ahead.start) as usize;
         let id = self.ahead.open(ahead, claims, now);
-        self.sources[0].push(range.start, IoBuf::zeroed(len), AHEAD_TAG | u64::from(id));
-        AHEAD
+        self.sources[ORIGIN].push(range.start, IoBuf::zeroed(len), AHEAD_TAG | u64::from(id));
+        PieceSource::Ahead
     }
 
     /// End of an ahead read that starts with `range`: the end of the sample, the first page that has a copy or
     /// is being fetched, or the end of the longest transfer.
     fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
-        let namespace = self.sources[0].pair.namespace();
+        let namespace = self.sources[ORIGIN].pair.namespace();
         let limit = range.start + MAX_AHEAD_BYTES.min(namespace.max_transfer_bytes.into());
         let limit = limit.min(self.namespace.len_bytes());
         let mut end = range.end;
@@ -289,7 +318,7 @@ impl TieredPair {
     }
 
     /// Ends a piece that an ahead read has served.
-    fn read_ahead(&mut self, Waiting { piece, buf, .. }: Waiting) {
+    fn read_ahead(&mut self, WaitingPiece { piece, buf, .. }: WaitingPiece) {
         self.shared.counters.ahead(buf.len());
         self.end_piece(piece, buf, Ok(()), Place::Ahead);
     }
@@ -305,14 +334,14 @@ impl TieredPair {
     /// failed for bytes that nobody requested.
     fn ahead_ended(&mut self, completion: Completion, now: Instant) {
         let id = (completion.tag & !AHEAD_TAG) as u32;
-        let ahead = self.ahead.get(id).expect("it is kept while it is under source");
+        let ahead = self.ahead.get(id).expect("an ahead read stays while it is outstanding");
         let claims = std::mem::take(&mut ahead.claims);
         let took = now.saturating_duration_since(ahead.began);
         let start = ahead.range.start;
         self.shared.demand.fetch_sub(1, Ordering::AcqRel);
         if completion.result.is_err() {
             claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
-            for Waiting { piece, buf, .. } in self.ahead.ended(id, None) {
+            for WaitingPiece { piece, buf, .. } in self.ahead.ended(id, None) {
                 self.read_origin_instead(piece, buf);
             }
             return;
@@ -333,7 +362,7 @@ impl TieredPair {
             let Some((location, there)) = shared.copies_to_read(unit) else { continue };
             let bounds = shared.units.get(unit);
             let data = shared.media[usize::from(location.tier)].data_offset;
-            let source = usize::from(location.tier) + 1;
+            let source = PieceSource::Tier(location.tier);
             for run in there.and(bounds.pages_in(range)).runs() {
                 let Some(page) = location.of_page(run.start) else { continue };
                 let from = bounds.start_bytes() + u64::from(run.start) * PAGE_BYTES;
@@ -363,12 +392,12 @@ impl TieredPair {
     fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         if self.is_copies_only() {
             let at = range.start;
-            return cuts.push(Cut::new(range, ABSENT, at));
+            return cuts.push(Cut::new(range, PieceSource::Absent, at));
         }
         let mut at = range.start;
         while let Some(end) = self.ahead.end_of(at).filter(|_| at < range.end) {
             let end = end.min(range.end);
-            cuts.push(Cut::new(at..end, AHEAD, at));
+            cuts.push(Cut::new(at..end, PieceSource::Ahead, at));
             at = end;
         }
         if at < range.end {
@@ -394,16 +423,16 @@ impl TieredPair {
                 let to = bounds.start_bytes() + u64::from(run.end) * PAGE_BYTES;
                 if from > at {
                     let claims = std::mem::take(&mut claims);
-                    cuts.push(Cut { claims, ..Cut::new(at..from, 0, at) });
+                    cuts.push(Cut { claims, ..Cut::new(at..from, PieceSource::Origin, at) });
                 }
                 shared.copies.await_unit(unit);
-                cuts.push(Cut::new(from..to, WAIT, from));
+                cuts.push(Cut::new(from..to, PieceSource::Wait, from));
                 at = to;
             }
             claims.extend((!claimed.is_empty()).then_some((unit, claimed)));
         }
         if at < range.end {
-            cuts.push(Cut { claims, ..Cut::new(at..range.end, 0, at) });
+            cuts.push(Cut { claims, ..Cut::new(at..range.end, PieceSource::Origin, at) });
         }
     }
 
@@ -415,7 +444,7 @@ impl TieredPair {
         }
         let mut at = 0;
         while at < self.waiting.len() {
-            let Waiting { piece, ref buf, start } = self.waiting[at];
+            let WaitingPiece { piece, ref buf, start } = self.waiting[at];
             let range = start..start + buf.len() as u64;
             let began = self.pieces.get_mut(piece).info.began;
             let evictions = self.shared.copies.evictions();
@@ -424,7 +453,7 @@ impl TieredPair {
                 at += 1;
                 continue;
             }
-            let Waiting { buf, .. } = self.waiting.swap_remove(at);
+            let WaitingPiece { buf, .. } = self.waiting.swap_remove(at);
             match outcome {
                 Outcome::Tier(tier, offset) => {
                     self.shared.overdue.store(0, Ordering::Relaxed);
@@ -437,7 +466,7 @@ impl TieredPair {
                 Outcome::Origin | Outcome::Wait => self.read_origin_instead(piece, buf),
             }
         }
-        self.look_again = (!self.waiting.is_empty()).then(|| now + LOOK_INTERVAL);
+        self.next_check = (!self.waiting.is_empty()).then(|| now + CHECK_INTERVAL);
     }
 
     /// State of pages of one unit that another claimant reads.
@@ -460,13 +489,13 @@ impl TieredPair {
         } else {
             missing.without(under_way).is_empty()
         };
-        match is_coming && shared.has_copier() {
-            true if waited < self.longest_wait() => {
-                shared.copies.await_unit(unit);
-                Outcome::Wait
-            }
-            true => Outcome::Overdue,
-            false => Outcome::Origin,
+        if !is_coming || !shared.has_copier() {
+            Outcome::Origin
+        } else if waited < self.longest_wait() {
+            shared.copies.await_unit(unit);
+            Outcome::Wait
+        } else {
+            Outcome::Overdue
         }
     }
 
@@ -504,7 +533,8 @@ impl TieredPair {
         }
     }
 
-    fn complete(&mut self, source: usize, completion: Completion, now: Instant) {
+    /// Handles a completion of the origin (`tier` is `None`) or of a tier.
+    fn complete(&mut self, tier: Option<u8>, completion: Completion, now: Instant) {
         if completion.tag & AHEAD_TAG != 0 {
             return self.ahead_ended(completion, now);
         }
@@ -515,26 +545,26 @@ impl TieredPair {
         let len = piece.len;
         let took = now.saturating_duration_since(piece.info.began);
         let claims = std::mem::take(&mut piece.info.claims);
-        if source != 0 && !self.shared.is_unchanged_since(piece.info.evictions) {
+        if tier.is_some() && !self.shared.is_unchanged_since(piece.info.evictions) {
             return self.read_again(id, buf);
         }
         let mut place = Place::Origin;
-        match (&result, source) {
-            (Ok(()), 0) => {
+        match (&result, tier) {
+            (Ok(()), None) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 self.shared.counters.origin_read(len, took);
                 self.pass_on(claims, range.start, &buf);
                 self.serve_waiting(range.start, &buf);
             }
-            (Ok(()), tier) => {
-                self.shared.counters.hit(tier as u8 - 1, len, took);
-                place = self.shared.media[tier - 1].kind();
+            (Ok(()), Some(tier)) => {
+                self.shared.counters.hit(tier, len, took);
+                place = self.shared.media[usize::from(tier)].kind();
             }
-            (Err(_), 0) => {
+            (Err(_), None) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
             }
-            (Err(_), _) => {
+            (Err(_), Some(_)) => {
                 // An unreadable copy counts as a miss: the origin still has the data.
                 self.mark_corrupt(&range);
                 return self.read_origin_instead(id, buf);
@@ -560,9 +590,9 @@ impl TieredPair {
 
     /// Reads a piece from a tier; `evictions` is the number of evictions before the copy was looked up.
     fn read_tier(&mut self, id: PieceId, buf: IoBuf, (tier, offset): (u8, u64), evictions: u64) {
-        let source = usize::from(tier) + 1;
-        let way = &mut self.pieces.get_mut(id).info;
-        (way.source, way.evictions) = (source, evictions);
+        let source = PieceSource::Tier(tier);
+        let state = &mut self.pieces.get_mut(id).info;
+        (state.source, state.evictions) = (source, evictions);
         self.push(source, offset, buf, id);
     }
 
@@ -574,10 +604,10 @@ impl TieredPair {
         let start = self.pieces.get_mut(id).start;
         let mut claims = Vec::new();
         self.claim(&(start..start + buf.len() as u64), &mut claims);
-        let way = &mut self.pieces.get_mut(id).info;
+        let state = &mut self.pieces.get_mut(id).info;
         // The wait before must not count as time of the origin.
-        (way.source, way.claims, way.began) = (0, claims, Instant::now());
-        self.push(0, start, buf, id);
+        (state.source, state.claims, state.began) = (PieceSource::Origin, claims, Instant::now());
+        self.push(PieceSource::Origin, start, buf, id);
     }
 
     fn borrow_copies(&self, range: &Range<u64>) -> Option<SharedBuf> {
@@ -599,7 +629,7 @@ impl TieredPair {
         if self.is_copies_only() {
             return None;
         }
-        let lent = self.sources[0].borrow(range.start, (range.end - range.start) as usize)?;
+        let lent = self.sources[ORIGIN].borrow(range.start, (range.end - range.start) as usize)?;
         self.shared.counters.origin_read(lent.len(), Duration::ZERO);
         Some(lent)
     }
@@ -682,7 +712,7 @@ impl QueuePair for TieredPair {
         let count = room.min(pending.len());
         let now = Instant::now();
         for io in pending.drain(..count) {
-            self.take(io, now);
+            self.begin(io, now);
         }
         self.sources.iter_mut().for_each(|source| _ = source.submit());
         count
@@ -690,21 +720,21 @@ impl QueuePair for TieredPair {
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         self.has_moved = false;
-        for source in 0..self.sources.len() {
-            self.sources[source].submit();
+        for index in 0..self.sources.len() {
+            self.sources[index].submit();
             let mut scratch = std::mem::take(&mut self.scratch);
             // Takes all completions: a piece's completion is not yet a completion of this queue pair.
-            let count = self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
+            let count = self.sources[index].pair.poll(now, usize::MAX, &mut scratch);
             self.has_moved |= count > 0;
             for completion in scratch.drain(..) {
-                self.sources[source].completed(completion.buf.len());
-                self.complete(source, completion, now);
+                self.sources[index].completed(completion.buf.len());
+                self.complete(index.checked_sub(1).map(|tier| tier as u8), completion, now);
             }
             self.scratch = scratch;
         }
         // Also called when the last piece has been served: a deadline in the past would keep the poller
         // awake.
-        if self.look_again.is_some() {
+        if self.next_check.is_some() {
             self.poll_waiting(now);
         }
         for source in &mut self.sources {
@@ -764,7 +794,7 @@ impl QueuePair for TieredPair {
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     fn shared_queue(&self) -> Option<usize> {
-        self.sources[0].pair.shared_queue()
+        self.sources[ORIGIN].pair.shared_queue()
     }
 
     fn register(&mut self, registry: &Registry) {
@@ -782,7 +812,7 @@ impl QueuePair for TieredPair {
 
     fn next_timeout(&self) -> Option<Instant> {
         let of_sources = self.sources.iter().filter_map(|source| source.pair.next_timeout());
-        of_sources.chain(self.look_again).min()
+        of_sources.chain(self.next_check).min()
     }
 }
 
@@ -795,7 +825,8 @@ impl Drop for TieredPair {
         let release = |claims: &[Claim]| {
             claims.iter().for_each(|&(unit, pages)| shared.release(unit, pages));
         };
-        for piece in self.pieces.outstanding().filter(|piece| piece.info.source == 0) {
+        let pieces = self.pieces.outstanding();
+        for piece in pieces.filter(|piece| piece.info.source == PieceSource::Origin) {
             shared.demand.fetch_sub(1, Ordering::AcqRel);
             release(&piece.info.claims);
         }
@@ -818,17 +849,11 @@ pub(crate) fn to_peer(result: Result<(), IoError>) -> Result<(), IoError> {
 /// Status of a read of absent data.
 pub(crate) const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
 
-/// Source of a piece that an ahead read serves.
-const AHEAD: usize = usize::MAX;
-
-/// Source of a piece whose pages another claimant reads.
-const WAIT: usize = usize::MAX - 1;
-
-/// Source of a range without a copy, if only copies are served.
-const ABSENT: usize = usize::MAX - 2;
+/// Index of the origin's queue pair in [`TieredPair::sources`].
+const ORIGIN: usize = 0;
 
 /// Interval between checks of pages that are being fetched.
-const LOOK_INTERVAL: Duration = Duration::from_micros(200);
+const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Timeout of a wait for pages that another claimant reads; after it the claimant is dead or very slow.
 const MAX_WAIT: Duration = Duration::from_secs(1);

@@ -225,8 +225,8 @@ impl<'a> Choice<'a> {
         fits
     }
 
-    /// Chooses for each unit of these portions the fastest tier that still has room for the kept pages of the
-    /// unit.
+    /// Chooses for each unit of these portions the fastest tier that still has room for the kept pages of the unit and
+    /// of the units kept together with it. Units with the most reads per page choose first.
     fn tiers(&self, portions: &[u32], reads: &[u16]) -> Vec<Option<u8>> {
         let mut weights = vec![0_u64; self.units.len() as usize];
         let mut order = Vec::new();

@@ -55,6 +55,7 @@ pub fn probe(
     Ok(environment)
 }
 
+/// Measures one tier.
 fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
     let bytes = (options.bytes.min(spec.quota_bytes).max(MIN_BYTES)) / IO_BYTES * IO_BYTES;
     let (device, path, own): (Arc<dyn Device>, _, _) = match &spec.kind {
@@ -119,6 +120,7 @@ impl Drop for OwnFile {
     }
 }
 
+/// Writes `bytes` bytes of a fixed pattern.
 fn fill(device: &Arc<dyn Device>, bytes: u64) -> Result<()> {
     let mut io = Blocking::new(device.queue_pair()?)?;
     let mut buf = IoBuf::zeroed(IO_BYTES as usize);
@@ -228,7 +230,9 @@ fn run(
     Ok(Moved { bytes: moved, began, ended: Instant::now() })
 }
 
+/// Length of one read or write.
 const IO_BYTES: u64 = 1 << 20;
+/// Fewest bytes used to measure a tier.
 const MIN_BYTES: u64 = 4 << 20;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Attached process's side of a connection: sends pages to keep to the owner, and detects the owner's end.
 //!
-//! Its messages follow the connection's first message. Each is its length and the length of the bytes behind it, as
-//! little-endian 64-bit numbers; then the message as JSON; then the bytes of the pages of a [`Frame::Piece`].
+//! The process sends [`Frame`]s. On the socket a frame has four parts: the length of its JSON and the length of its
+//! pages, as little-endian 64-bit numbers; the JSON; the bytes of the pages of a [`Frame::Piece`].
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -33,7 +33,9 @@ pub(in crate::cache) struct Link {
     messages: Sender<Option<Message>>,
     connection: Arc<Connection>,
     is_alive: Arc<AtomicBool>,
+    /// Bytes of pages in the queue.
     pub(in crate::cache) queued_bytes: Arc<AtomicUsize>,
+    /// Disconnected once the connection has ended.
     pub(in crate::cache) ended: Receiver<Infallible>,
     /// The threads end with the connection; nobody joins them.
     _threads: [Thread; 2],
@@ -52,19 +54,19 @@ impl Link {
     /// A thread cannot be started.
     pub(in crate::cache) fn start(stream: UnixStream) -> Result<Link> {
         let (messages, received) = unbounded();
-        let (held, ended) = bounded(0);
+        let (open, ended) = bounded(0);
         let is_alive = Arc::new(AtomicBool::new(true));
         let queued_bytes = Arc::<AtomicUsize>::default();
         let own = NotInherited::close(stream.as_fd());
-        let stream = Arc::new(Connection { _own: own, stream });
+        let connection = Arc::new(Connection { _own: own, stream });
         let sending = Sending {
-            connection: Arc::clone(&stream),
+            connection: Arc::clone(&connection),
             messages: received,
-            end: End { is_alive: Arc::clone(&is_alive), _held: held },
+            end: End { is_alive: Arc::clone(&is_alive), _open: open },
             queued_bytes: Arc::clone(&queued_bytes),
         };
         let end = Arc::clone(&is_alive);
-        let waiting = (Arc::clone(&stream), messages.clone(), end);
+        let waiting = (Arc::clone(&connection), messages.clone(), end);
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
             threads::start(WATCHER, &Fate::default(), waiting, |(connection, messages, end)| {
@@ -75,7 +77,7 @@ impl Link {
                 let _ = messages.send(None); // wakes the sender
             })?,
         ];
-        Ok(Link { messages, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
+        Ok(Link { messages, connection, is_alive, queued_bytes, ended, _threads: threads })
     }
 
     /// Returns whether the connection to the owner is open.
@@ -117,7 +119,8 @@ impl Drop for Link {
 /// Guard that marks the connection as ended, also when its thread panics.
 struct End {
     is_alive: Arc<AtomicBool>,
-    _held: Sender<Infallible>,
+    /// Dropping it disconnects [`Link::ended`].
+    _open: Sender<Infallible>,
 }
 
 impl Drop for End {
@@ -126,6 +129,7 @@ impl Drop for End {
     }
 }
 
+/// The state of the thread that sends messages.
 struct Sending {
     connection: Arc<Connection>,
     messages: Receiver<Option<Message>>,
@@ -154,7 +158,7 @@ impl Sending {
     }
 }
 
-/// A message; `B` holds the bytes of pages.
+/// A message to the owner; `B` holds the bytes of pages.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::cache) enum Frame<B> {
     /// The copies of these pages were corrupt or unreadable; they are no longer published.
@@ -256,16 +260,17 @@ pub(super) fn parse<'a>(bytes: &'a [u8], units: &Units) -> Result<Parsed<'a>, Ma
 /// Timeout for an owner to receive the last data.
 const LAST_SENDS: Duration = Duration::from_secs(5);
 
+/// Names of the two threads.
 const SENDER: &str = "dlfs-tiers-send";
 const WATCHER: &str = "dlfs-tiers-watch";
 
-/// Bytes before the text of a message.
+/// Length of the two lengths at the start of a message.
 pub(super) const HEAD_BYTES: usize = 16;
 
 /// Limit of the bytes of pages: those of a unit.
 const MOST_DATA_BYTES: u64 = 64 * PAGE_BYTES;
 
-/// Limits of the text of a message: for each page of the data set, and besides.
+/// Limits of the JSON of a message: for each page of the data set, and for all else.
 const PORTION_BYTES: u64 = 128;
 const SPARE_BYTES: u64 = 4096;
 

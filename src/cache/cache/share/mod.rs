@@ -25,9 +25,8 @@
 //! again (`opening.rs`). The process that gets the lock on the files, or the name, becomes the owner; the others
 //! attach to it. Copies in files are reused, copies in memory are lost.
 //!
-//! The first message of a connection, [`Hello`], says which tiers the owner shares; the table of copies comes with it.
-//!
-//! Read `owner.rs` first, then `link.rs`.
+//! This file has the names of sockets, and the first message of a connection: [`Hello`] says which tiers the owner
+//! shares; the table of copies comes with it. Read `owner.rs` next, then `link.rs`.
 
 mod link;
 mod owner;
@@ -61,13 +60,10 @@ pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<S
     }
 }
 
-/// Returns whether the lock on the first tier in a file is free; then no process of dlfs owns these tiers.
-/// Always false without such a tier: the socket's name is then the lock.
+/// Returns whether the lock on the first tier in a file is free: no process of dlfs owns these tiers then. Always
+/// false without such a tier: the socket's name is then the lock.
 pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
-    match first_path(options, identity) {
-        Some(path) => folder::is_unused(&path),
-        None => name_in_memory(options, identity).is_none(),
-    }
+    first_path(options, identity).is_some_and(|path| folder::is_unused(&path))
 }
 
 /// Name of the socket that also serves as the lock on the tiers; `None` if any of them is in a file.
@@ -102,16 +98,15 @@ fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
 /// Name of the socket for the tier at `path`; `None` if the path is neither a file nor a block device.
 fn name_of(path: &Path) -> Option<String> {
     let found = std::fs::metadata(path).ok()?;
-    let place = match found.file_type() {
-        kind if kind.is_file() => format!("{:x}-{:x}", found.dev(), found.ino()),
-        kind if kind.is_block_device() => format!("{:x}", found.rdev()),
-        _ => return None,
-    };
-    Some(format!("tier-{place}"))
+    match found.file_type() {
+        kind if kind.is_file() => Some(format!("tier-{:x}-{:x}", found.dev(), found.ino())),
+        kind if kind.is_block_device() => Some(format!("tier-{:x}", found.rdev())),
+        _ => None,
+    }
 }
 
-/// Returns whether the owner has opened the tiers that `options` name. Warns if the owner's tiers or policy
-/// differ: the owner's options are in effect.
+/// Returns whether the owner has opened the tiers that `options` name, in the same order. Warns if the owner's tiers
+/// or policy differ: the owner's options are in effect.
 pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
     let owned: Vec<&str> = hello.tiers.iter().map(|tier| tier.name.as_str()).collect();
     let wanted: Vec<String> = options.tiers.iter().map(ToString::to_string).collect();
@@ -137,6 +132,7 @@ pub(in crate::cache) struct Hello {
     /// Version of the owner's dlfs.
     pub dlfs: String,
     pub pid: u32,
+    /// The image whose copies the tiers keep, and its generation.
     pub uuid: [u8; 16],
     pub generation: u64,
     /// Fingerprint of the division into units.
@@ -151,7 +147,9 @@ pub(in crate::cache) struct SharedTier {
     /// Its name as the owner's user wrote it.
     pub name: String,
     pub place: TierPlace,
+    /// Offset of the first copy, in bytes.
     pub data_offset: u64,
+    /// Number of pages for copies.
     pub capacity_pages: u64,
     /// Set if only written pages take room.
     pub is_sparse: bool,
@@ -211,6 +209,7 @@ fn send(stream: &UnixStream, hello: &Hello, files: &[BorrowedFd<'_>]) -> Result<
     }
 }
 
+/// Receives the text of the first message, and its file descriptors.
 fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut head = [0; 4];
     let mut files = Vec::new();
@@ -249,6 +248,7 @@ fn parse(text: &[u8]) -> Result<Hello> {
     serde_json::from_value(value).map_err(unknown)
 }
 
+/// The error of a process that cannot attach.
 pub(super) fn failed(kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, format!("cannot share the tiers of the process that has them: {why}"))
 }
@@ -256,6 +256,7 @@ pub(super) fn failed(kind: ErrorKind, why: &str) -> Error {
 /// Version of the first message, the table of copies and the frames.
 pub(in crate::cache) const PROTOCOL: u32 = 8;
 
+/// Limit of the first message's length.
 const MAX_HELLO_BYTES: usize = 64 << 10;
 
 /// Timeout of the owner's answer.

@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Hello;
 use super::link::{Frame, HEAD_BYTES, parse};
 use super::socket::{Listener, MAX_ATTACHED, is_same_user};
-use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
-use crate::cache::{Shared, share};
+use crate::cache::copier::{CopyJob, MAX_QUEUED_BYTES};
+use crate::cache::{TierShared, share};
 use dlfs_base::error::Result;
 use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::threads::{self, Fate, Thread};
@@ -32,7 +32,7 @@ impl Owner {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(in crate::cache) fn start(shared: Arc<Shared>, sharing: Sharing) -> Result<Owner> {
+    pub(in crate::cache) fn start(shared: Arc<TierShared>, sharing: Sharing) -> Result<Owner> {
         let (stop, stopped) = UnixStream::pair()?;
         mark_ours(&stop);
         mark_ours(&stopped);
@@ -62,9 +62,11 @@ pub(in crate::cache) struct Sharing {
     pub(in crate::cache) files: Vec<OwnedFd>,
 }
 
+/// The state of the owner's thread.
 struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<TierShared>,
     sharing: Sharing,
+    /// Readable when the thread must end.
     stopped: UnixStream,
     attached: Vec<Attached>,
     /// Number of the latest connection; 0 is [`OWN`](crate::cache::OWN).
@@ -73,8 +75,9 @@ struct Server {
 
 /// A process that has attached.
 struct Attached {
+    /// Its process id; 0: unknown.
     pid: i32,
-    /// The number of its connection.
+    /// The number of its connection, from 1.
     number: u64,
     /// Keeps the owner's children from holding the connection open, so that the process notices the owner's
     /// end.
@@ -131,6 +134,7 @@ impl Server {
         Some((listener.iter().any(is_ready), readable))
     }
 
+    /// Accepts all processes that are connecting, and sends each the first message.
     fn accept(&mut self) {
         while let Some(listener) = &self.sharing.listener {
             let stream = match listener.accept() {
@@ -173,7 +177,7 @@ impl Server {
 impl Attached {
     /// Reads and handles the bytes that have arrived. Returns `false` if the process has disconnected or sent
     /// an invalid message.
-    fn read(&mut self, shared: &Shared) -> bool {
+    fn read(&mut self, shared: &TierShared) -> bool {
         let before = self.bytes.len();
         self.bytes.resize(before + READ_BYTES, 0);
         let read = self.stream.read(&mut self.bytes[before..]);
@@ -207,7 +211,7 @@ impl Attached {
     }
 
     /// Handles the messages that have been sent by now, up to the limit of the copier's queue.
-    fn read_rest(&mut self, shared: &Shared) {
+    fn read_rest(&mut self, shared: &TierShared) {
         let has_sent = |stream: &UnixStream| {
             let mut fds = [PollFd::new(stream, PollFlags::IN)];
             poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
@@ -218,9 +222,10 @@ impl Attached {
         }
     }
 
-    fn handle(&mut self, frame: Frame<&[u8]>, shared: &Shared) {
+    /// Handles a valid message.
+    fn handle(&mut self, frame: Frame<&[u8]>, shared: &TierShared) {
         match frame {
-            Frame::Corrupt(unit, pages) => shared.send(Job::Corrupt(unit, pages)),
+            Frame::Corrupt(unit, pages) => shared.send(CopyJob::Corrupt(unit, pages)),
             Frame::Expect(unit, pages) => {
                 let wanted = shared.wants(unit, pages);
                 // Releases pages that find no room, so that nobody waits for them.
@@ -257,7 +262,7 @@ impl Attached {
     }
 
     /// Releases the claims of a process that has disconnected: its data will not arrive.
-    fn end(self, shared: &Shared) {
+    fn end(self, shared: &TierShared) {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
@@ -278,7 +283,7 @@ fn told_pid(stream: &UnixStream) -> i32 {
 
 const PAGE_LEN: usize = PAGE_BYTES as usize;
 
-/// Name of the thread.
+/// Name of the owner's thread.
 const OWNER: &str = "dlfs-tiers-owner";
 
 /// Limit of bytes read from one process in one turn.

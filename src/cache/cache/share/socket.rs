@@ -1,5 +1,5 @@
-//! Unix sockets by which the processes of a user find each other on one machine: the bound name is a lock. They
-//! lie in a folder that no other user can access.
+//! Unix sockets by which the processes of a user find each other on one machine. A bound name is also a lock. The
+//! sockets lie in a folder that no other user can access.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Error as IoError, ErrorKind as IoKind};
@@ -12,23 +12,22 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::cache::folder::Locked;
+use crate::cache::folder::FolderLock;
 use dlfs_base::process::{NotInherited, mark_ours};
 
-/// A socket on which the owner of something listens. The owner's children do not keep it open: it ends with the
-/// owner.
+/// A listening socket. Forked children do not keep it open: it ends with the process that bound it.
 #[derive(Debug)]
 pub struct Listener {
     path: PathBuf,
-    /// Device and inode of the socket's file.
+    /// Device and inode of the socket's file; `None`: unknown.
     file: Option<(u64, u64)>,
     _own: NotInherited,
     socket: UnixListener,
 }
 
 impl Listener {
-    /// Like [`Listener::on`], but waits a moment for a name whose last user has just been killed and has not
-    /// released it yet. Warns if the name stays in use.
+    /// As [`Listener::on`], but waits up to [`NAME_WAIT`] for a name whose last process has just been killed and has
+    /// not released it yet. Warns, and returns `None`, if the socket cannot be used.
     pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
         let until = Instant::now() + NAME_WAIT;
         loop {
@@ -58,7 +57,7 @@ impl Listener {
         let path = path_of(name)?;
         // Locked, since only one process at a time may replace a socket on which nobody listens.
         let folder = path.parent().unwrap_or(Path::new("."));
-        let _lock = Locked::new(folder).map_err(IoError::other)?;
+        let _lock = FolderLock::new(folder).map_err(IoError::other)?;
         let socket = unix_socket()?;
         let address = SocketAddrUnix::new(&path)?;
         let mut bound = rustix::net::bind(&socket, &address);
@@ -109,6 +108,7 @@ impl Drop for Listener {
     }
 }
 
+/// Device and inode of the file at `path`.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
@@ -195,10 +195,12 @@ fn folder(runtime: Option<&Path>, temporary: &Path) -> io::Result<PathBuf> {
     }
 }
 
+/// The folder that the system created for the user's sockets.
 fn runtime() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
 }
 
+/// The folder for the user's sockets below the temporary folder.
 fn below(temporary: &Path) -> PathBuf {
     temporary.join(format!("dlfs-{}", user()))
 }
@@ -209,6 +211,7 @@ fn is_private(path: &Path) -> bool {
         .is_ok_and(|found| found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0)
 }
 
+/// The user of this process.
 fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
