@@ -17,6 +17,7 @@ pub(crate) struct ChunkPlaces {
     namespaces: Vec<Vec<Chunk>>,
 }
 
+/// A chunk: its bytes on its namespace, and its number in the image.
 #[derive(Debug, Clone)]
 pub(crate) struct Chunk {
     bytes: Range<u64>,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::chunk_map::{ChunkMap, LatestPlan, PlanMap, live_page_bytes};
 use super::job_key::{GROUPS, Hosts, JobKey, KeyMark, PeerKeys, RoundKeys};
 use super::links::{Links, Reached};
-use super::pair::{PeersDevice, Shared};
+use super::pair::{PeersDevice, PeersShared};
 use super::rendezvous::{self, Rendezvous};
 use super::round::{self, Record, Round, nguid_of, nqn_of};
 use super::{Counters, PeerStats};
@@ -134,7 +134,7 @@ impl std::fmt::Debug for Pass {
 /// This rank among its peers: serves its cache to them, and reads through theirs. When this is dropped, peers
 /// read elsewhere.
 pub struct Peers {
-    shared: Arc<Shared>,
+    shared: Arc<PeersShared>,
     devices: Vec<Arc<dyn Device>>,
     round: Round,
     pass: Pass,
@@ -242,7 +242,7 @@ impl Peers {
         let reached = reached(&round, pass.rank);
         let keys = pass.keys()?;
         let links = Links::new(reached, expected.collect(), &nqn, connect, keys);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PeersShared {
             links: Arc::new(links),
             map: ChunkMap::new(served.directory, holders),
             own: round.node_of(pass.rank),

@@ -51,11 +51,17 @@ pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 /// a node that serves nothing.
 pub(super) type Reached = (String, Option<(SocketAddr, u32)>);
 
-/// Slot for a requested queue pair, filled when the connection is made or has failed; and the poller to wake then.
+/// Slot for a requested queue pair, filled when the connection is made or has failed.
 #[derive(Default)]
-pub(super) struct Slot(Mutex<(Option<Made>, Option<Registry>)>);
+pub(super) struct Slot(Mutex<SlotState>);
 
-type Made = Result<Box<dyn QueuePair>>;
+#[derive(Default)]
+struct SlotState {
+    /// The queue pair or the error of connecting, from its arrival until it is taken.
+    pair: Option<Result<Box<dyn QueuePair>>>,
+    /// The poller to wake at the arrival.
+    poller: Option<Registry>,
+}
 
 impl Links {
     /// Links to `nodes`, in the order of the round.
@@ -143,6 +149,7 @@ impl Links {
         }
     }
 
+    /// Connects to a lost node on a new thread.
     fn connect_again(self: &Arc<Links>, node: u16) {
         let links = Arc::clone(self);
         let started = threads::start(CONNECT, &Fate::default(), (), move |()| {
@@ -190,6 +197,7 @@ impl Links {
         slot
     }
 
+    /// Opens a queue pair on namespace `number` of `node`; connects to the node first if necessary.
     fn connect(&self, node: u16, number: u16, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let peer = &self.peers[usize::from(node)];
         let devices = peer.devices.get_or_init(Mutex::default);
@@ -246,21 +254,21 @@ impl Slot {
     /// Sets the poller to wake when the queue pair arrives.
     pub(super) fn register(&self, registry: &Registry) {
         let mut slot = self.0.lock();
-        slot.1 = Some(registry.clone());
-        if slot.0.is_some() {
+        slot.poller = Some(registry.clone());
+        if slot.pair.is_some() {
             registry.mark();
         }
     }
 
     /// Takes the queue pair or the error, if one has arrived.
     pub(super) fn take(&self) -> Option<Result<Box<dyn QueuePair>>> {
-        self.0.lock().0.take()
+        self.0.lock().pair.take()
     }
 
     fn put(&self, pair: Result<Box<dyn QueuePair>>) {
         let mut slot = self.0.lock();
-        slot.0 = Some(pair);
-        slot.1.iter().for_each(Registry::mark);
+        slot.pair = Some(pair);
+        slot.poller.iter().for_each(Registry::mark);
     }
 }
 
@@ -271,6 +279,7 @@ pub(super) struct Presence {
     absence: Mutex<Absence>,
 }
 
+/// The times and the number of a peer's failures.
 #[derive(Debug, Default)]
 struct Absence {
     /// Time of the next connection; `None`: the peer is there, or a thread is connecting.
@@ -328,6 +337,7 @@ impl Presence {
 }
 
 impl Absence {
+    /// Counts a failure; the next connection is due after `span`, or after a pause that doubles.
     fn fail(&mut self, now: Instant, span: Option<Duration>) {
         let span = span.unwrap_or(AWAY * (1 << self.failures.min(MOST_DOUBLINGS)));
         self.failures += 1;

@@ -1,7 +1,5 @@
-//! Options of peers: the user's options, completed by the launcher's variables and this machine's addresses.
-//!
-//! Names and meanings of the launcher's variables: torchrun's from PyTorch's "torchrun (Elastic Launch)", Open MPI's
-//! from its FAQ "Running MPI jobs", PMI's from MPICH's Hydra and Intel MPI, Slurm's from srun(1).
+//! Options of peers: the user's options, completed by the launcher's variables (`launched.rs`) and this machine's
+//! addresses.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -10,6 +8,7 @@ use std::time::Duration;
 
 use super::job_key::{PeerKeys, without_keys};
 use super::join::{PeerOptions, Serving};
+use super::launched::Launched;
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_io::qpair::ConnectOptions;
@@ -66,14 +65,16 @@ pub struct Meeting {
     pub round: String,
     /// The address at which this rank listens for its peers.
     listen: SocketAddr,
-    place: Place,
+    point: MeetingPoint,
 }
 
+/// The place of the rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum MeetingPoint {
     Folder(PathBuf),
     /// The host and the port of rank 0's namespace of records.
     RankZero(String, u16),
+    /// An object of the program.
     Object,
 }
 
@@ -134,7 +135,7 @@ impl JoinOptions {
     pub fn meeting(&self, launched: Option<&Launched>) -> Result<Meeting> {
         let given = self.place.or(launched.map(|launched| (launched.rank, launched.world_size)));
         let (rank, world_size) = match (&self.means, given) {
-            (Means::List(list), given) => (place_in(list, given)?, list.len() as u32),
+            (Means::List(list), given) => (rank_in(list, given)?, list.len() as u32),
             (Means::Auto, None) => return Err(no_launcher()),
             (_, Some(place)) => place,
             (_, None) => (0, 1),
@@ -144,15 +145,41 @@ impl JoinOptions {
             return Err(Error::invalid(text, "ranks count from 0"));
         }
         let master = launched.and_then(|launched| launched.master.as_ref());
-        let place = match &self.means {
-            Means::Folder(folder) => Place::Folder(folder.clone()),
-            Means::Object => Place::Object,
+        let point = match &self.means {
+            Means::Folder(folder) => MeetingPoint::Folder(folder.clone()),
+            Means::Object => MeetingPoint::Object,
             Means::List(list) => self.rank_zero(&list[0])?,
             Means::Auto => self.rank_zero(master.ok_or_else(no_master)?)?,
         };
-        let listen = match (self.address, &self.means, master) {
-            (Some(address), ..) => address,
-            (None, Means::List(list), _) => resolved(&list[rank as usize])?,
+        let listen = self.listen_address(rank, world_size, launched)?;
+        let round = self.round.clone().or_else(|| {
+            let launchers = launched.map(|launched| launched.round.clone());
+            launchers.filter(|round| !round.is_empty())
+        });
+        let round = match round {
+            Some(round) => round,
+            // A name is not needed if an earlier start leaves nothing behind: in rank 0's memory, and in the
+            // program's own object.
+            None if !matches!(point, MeetingPoint::Folder(_)) => "start".to_owned(),
+            None => {
+                let hint = "add --round NAME (round in Python and C), a new one for each start";
+                return Err(Error::invalid("nothing names this start of the job", hint));
+            }
+        };
+        Ok(Meeting { options: self.clone(), rank, world_size, round, listen, point })
+    }
+
+    /// The address at which `rank` listens for its peers; port 0: a free port.
+    fn listen_address(
+        &self,
+        rank: u32,
+        world_size: u32,
+        launched: Option<&Launched>,
+    ) -> Result<SocketAddr> {
+        let master = launched.and_then(|launched| launched.master.as_ref());
+        match (self.address, &self.means, master) {
+            (Some(address), ..) => Ok(address),
+            (None, Means::List(list), _) => resolved(&list[rank as usize]),
             (None, _, Some(master)) => {
                 let ip = address_towards(master)?;
                 let local = launched.and_then(|launched| launched.local_world_size);
@@ -164,32 +191,17 @@ impl JoinOptions {
                          (peer_address in Python and C)"
                     );
                 }
-                SocketAddr::new(ip, 0)
+                Ok(SocketAddr::new(ip, 0))
             }
-            (None, ..) if world_size == 1 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            (None, ..) if world_size == 1 => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             (None, ..) => {
                 let hint = "add --peer-address IP (peer_address in Python and C), or set MASTER_ADDR and MASTER_PORT";
-                return Err(Error::invalid("nothing says where peers reach this rank", hint));
+                Err(Error::invalid("nothing says where peers reach this rank", hint))
             }
-        };
-        let round = self.round.clone().or_else(|| {
-            let launchers = launched.map(|launched| launched.round.clone());
-            launchers.filter(|round| !round.is_empty())
-        });
-        let round = match round {
-            Some(round) => round,
-            // A name is not needed if an earlier start leaves nothing behind: in rank 0's memory, and in the
-            // program's own object.
-            None if !matches!(place, Place::Folder(_)) => "start".to_owned(),
-            None => {
-                let hint = "add --round NAME (round in Python and C), a new one for each start";
-                return Err(Error::invalid("nothing names this start of the job", hint));
-            }
-        };
-        Ok(Meeting { options: self.clone(), rank, world_size, round, listen, place })
+        }
     }
 
-    /// [`JoinOptions::meeting`] with the launcher's variables of this process.
+    /// As [`JoinOptions::meeting`], with the launcher's variables of this process.
     ///
     /// # Errors
     /// As [`JoinOptions::meeting`]; a variable is not a number.
@@ -197,7 +209,8 @@ impl JoinOptions {
         self.meeting(Launched::from_env()?.as_ref())
     }
 
-    fn rank_zero(&self, (host, port): &(String, u16)) -> Result<Place> {
+    /// The namespace of records of rank 0, which listens at `host` for another purpose at `port`.
+    fn rank_zero(&self, (host, port): &(String, u16)) -> Result<MeetingPoint> {
         let port = match self.rendezvous_port.or(port.checked_add(1)) {
             Some(port) if port > 0 => port,
             _ => {
@@ -205,7 +218,7 @@ impl JoinOptions {
                 return Err(Error::invalid(format!("no port follows {port}"), hint));
             }
         };
-        Ok(Place::RankZero(host.clone(), port))
+        Ok(MeetingPoint::RankZero(host.clone(), port))
     }
 }
 
@@ -233,14 +246,14 @@ impl Meeting {
     /// `Busy`: rank 0's port is in use. The folder does not exist.
     pub fn rendezvous(&self, connect: &ConnectOptions) -> Result<Option<Box<dyn Rendezvous>>> {
         let keys = self.options.keys.as_ref();
-        Ok(Some(match &self.place {
-            Place::Object => return Ok(None),
-            Place::Folder(folder) => Box::new(Folder::new(folder, &self.round)?),
-            Place::RankZero(_, port) if self.rank == 0 => {
+        Ok(Some(match &self.point {
+            MeetingPoint::Object => return Ok(None),
+            MeetingPoint::Folder(folder) => Box::new(Folder::new(folder, &self.round)?),
+            MeetingPoint::RankZero(_, port) if self.rank == 0 => {
                 let listen = SocketAddr::new(self.listen.ip(), *port);
                 Box::new(Blocks::host(listen, self.world_size, keys)?)
             }
-            Place::RankZero(host, port) => {
+            MeetingPoint::RankZero(host, port) => {
                 let connect = without_keys(connect);
                 Box::new(Blocks::guest(host, *port, self.world_size, &connect, keys))
             }
@@ -259,10 +272,10 @@ impl Meeting {
     }
 }
 
-/// Returns whether some ranks are probably on other machines, though `host` is a loopback address on this
-/// machine. If the launcher does not provide the number of ranks here, an IP address or `localhost` is taken
-/// as this machine on purpose; any other name may be resolved to loopback only because it is this machine's
-/// own name.
+/// Returns whether some of `world_size` ranks are probably on other machines, though `host` is a loopback address on
+/// this machine, which has `local` ranks. `None`: the launcher does not provide that number. An IP address or
+/// `localhost` then means this machine on purpose; any other name may resolve to loopback only because it is this
+/// machine's own name.
 fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
     match local {
         Some(local) => local < world_size,
@@ -270,8 +283,8 @@ fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
     }
 }
 
-/// This rank's position in the list: as given, or that of the only entry with an address of this machine.
-fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
+/// This rank by the list of addresses: the given rank, or the only entry with an address of this machine.
+fn rank_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
     let name = |(host, port): &(String, u16)| format!("{host}:{port}");
     if let Some((rank, world_size)) = given {
         if world_size as usize != list.len() {
@@ -338,6 +351,7 @@ fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
     Ok(own.map_err(|error| Error::from(error).target(format!("{}:{}", master.0, master.1)))?.ip())
 }
 
+/// The first address of a host and port.
 fn resolved((host, port): &(String, u16)) -> Result<SocketAddr> {
     let place = || format!("{host}:{port}");
     let mut found = (host.as_str(), *port)
@@ -373,136 +387,6 @@ fn no_master() -> Error {
         "peers \"auto\": the launcher has set a rank, but MASTER_ADDR and MASTER_PORT are missing";
     let hint = "export rank 0's host and a free port in them, or name a folder or the ranks' addresses instead";
     Error::invalid(text, hint)
-}
-
-/// The place of this process in its job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Launched {
-    /// This rank, from 0.
-    pub rank: u32,
-    /// The number of ranks.
-    pub world_size: u32,
-    /// The number of ranks on this node, if the launcher provides it.
-    pub local_world_size: Option<u32>,
-    /// This rank among those of its node, if the launcher provides it.
-    pub local_rank: Option<u32>,
-    /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
-    pub master: Option<(String, u16)>,
-    /// The unique name of this start of the job; empty if the launcher provides none.
-    pub round: String,
-}
-
-/// The variables of one launcher.
-struct Variables {
-    rank: &'static str,
-    world_size: &'static str,
-    local_world_size: Option<&'static str>,
-    local_rank: &'static str,
-    /// Variables whose values together name this start of the job.
-    round: &'static [&'static str],
-    /// The launcher counts as absent without this variable.
-    needs: &'static str,
-}
-
-/// In order of precedence, since torchrun may itself run under Slurm.
-const LAUNCHERS: &[Variables] = &[
-    Variables {
-        // torchrun
-        rank: "RANK",
-        world_size: "WORLD_SIZE",
-        local_world_size: Some("LOCAL_WORLD_SIZE"),
-        local_rank: "LOCAL_RANK",
-        round: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
-        needs: "RANK",
-    },
-    Variables {
-        // Open MPI
-        rank: "OMPI_COMM_WORLD_RANK",
-        world_size: "OMPI_COMM_WORLD_SIZE",
-        local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        round: &["PMIX_NAMESPACE"],
-        needs: "OMPI_COMM_WORLD_RANK",
-    },
-    Variables {
-        // PMI
-        rank: "PMI_RANK",
-        world_size: "PMI_SIZE",
-        local_world_size: Some("MPI_LOCALNRANKS"),
-        local_rank: "MPI_LOCALRANKID",
-        round: &["PMI_JOBID"],
-        needs: "PMI_RANK",
-    },
-    Variables {
-        // Slurm
-        rank: "SLURM_PROCID",
-        world_size: "SLURM_NTASKS",
-        local_world_size: None,
-        local_rank: "SLURM_LOCALID",
-        round: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
-        // A batch script also has the other variables, but it is one process, whatever the number of tasks.
-        needs: "SLURM_STEP_ID",
-    },
-];
-
-impl Launched {
-    /// Reads the variables through `get`; `None` if no launcher has set any.
-    ///
-    /// # Errors
-    /// A variable is not a number, or the rank is not below the world size.
-    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
-        let get = |name: &str| get(name).filter(|value| !value.is_empty());
-        let is_there = |launcher: &&Variables| {
-            [launcher.needs, launcher.rank, launcher.world_size]
-                .iter()
-                .all(|name| get(name).is_some())
-        };
-        let Some(launcher) = LAUNCHERS.iter().find(is_there) else { return Ok(None) };
-        let number = |name: &str| {
-            let value = get(name).unwrap_or_default();
-            let not_one =
-                |_| invalid(format!("{name} is {value:?}, and not a whole number below 2^32"));
-            value.parse::<u32>().map_err(not_one)
-        };
-        let rank = number(launcher.rank)?;
-        let world_size = number(launcher.world_size)?;
-        if rank >= world_size {
-            return Err(invalid(format!(
-                "{} says {rank} and {} says {world_size}: ranks count from 0",
-                launcher.rank, launcher.world_size
-            )));
-        }
-        let local_world_size = launcher.local_world_size.filter(|name| get(name).is_some());
-        let local_world_size = local_world_size.map(&number).transpose()?;
-        let local_rank = Some(launcher.local_rank).filter(|name| get(name).is_some());
-        let local_rank = local_rank.map(&number).transpose()?;
-        let master = match (get("MASTER_ADDR"), get("MASTER_PORT")) {
-            (Some(host), Some(port)) => {
-                let port = port.parse().map_err(|_| {
-                    invalid(format!("MASTER_PORT is {port:?}, which is no port number"))
-                })?;
-                Some((host, port))
-            }
-            _ => None,
-        };
-        let named: Vec<String> = launcher.round.iter().filter_map(|name| get(name)).collect();
-        let round = named.join(".");
-        Ok(Some(Launched { rank, world_size, local_world_size, local_rank, master, round }))
-    }
-
-    /// A name of this start of the job among those on the machine.
-    pub fn job(&self) -> String {
-        let master = self.master.as_ref().map(|(host, port)| format!("{host}:{port}"));
-        format!("{} {}", self.round, master.unwrap_or_default())
-    }
-
-    /// Reads the environment of this process.
-    ///
-    /// # Errors
-    /// A variable is not a number, or the rank is not below the world size.
-    pub fn from_env() -> Result<Option<Launched>> {
-        Launched::from_variables(|name| std::env::var(name).ok())
-    }
 }
 
 /// Limit of the list entries that a message names.
@@ -566,11 +450,11 @@ mod tests {
         let mut options = JoinOptions::new(Means::Auto);
         let meeting = options.meeting(Some(&launched(Some("127.0.0.1")))).unwrap();
         assert_eq!((meeting.rank, meeting.world_size, &*meeting.round), (1, 2, "job.0"));
-        assert_eq!(meeting.place, Place::RankZero("127.0.0.1".to_owned(), 29_501));
+        assert_eq!(meeting.point, MeetingPoint::RankZero("127.0.0.1".to_owned(), 29_501));
         assert_eq!(meeting.listen, "127.0.0.1:0".parse().unwrap());
         options.rendezvous_port = Some(4_000);
         let meeting = options.meeting(Some(&launched(Some("127.0.0.1")))).unwrap();
-        assert_eq!(meeting.place, Place::RankZero("127.0.0.1".to_owned(), 4_000));
+        assert_eq!(meeting.point, MeetingPoint::RankZero("127.0.0.1".to_owned(), 4_000));
         let absent = refused(&options, None);
         assert!(absent.contains("WORLD_SIZE") && absent.contains("SLURM_PROCID"), "{absent}");
         assert!(refused(&options, Some(&launched(None))).contains("MASTER_ADDR and MASTER_PORT"));
@@ -598,7 +482,7 @@ mod tests {
         let meeting = options.meeting(None).unwrap();
         assert_eq!((meeting.rank, meeting.world_size), (1, 3));
         assert_eq!(meeting.listen, "127.0.0.1:4422".parse().unwrap());
-        assert_eq!(meeting.place, Place::RankZero("203.0.113.1".to_owned(), 4_422));
+        assert_eq!(meeting.point, MeetingPoint::RankZero("203.0.113.1".to_owned(), 4_422));
         options.place = Some((2, 3));
         let error = refused(&options, None);
         assert!(error.contains("203.0.113.3:4421 for rank 2, which is not an address"), "{error}");
@@ -619,72 +503,14 @@ mod tests {
         let mut options = JoinOptions::new(Means::Folder("/shared".into()));
         assert!(refused(&options, None).contains("add --round NAME"));
         let meeting = options.meeting(Some(&launched(Some("127.0.0.1")))).unwrap();
-        assert_eq!((meeting.place, &*meeting.round), (Place::Folder("/shared".into()), "job.0"));
+        assert_eq!(
+            (meeting.point, &*meeting.round),
+            (MeetingPoint::Folder("/shared".into()), "job.0")
+        );
         assert!(refused(&options, Some(&launched(None))).contains("add --peer-address IP"));
         options.address = Some("127.0.0.1:7".parse().unwrap());
         options.round = Some("mine".to_owned());
         let meeting = options.meeting(Some(&launched(None))).unwrap();
         assert_eq!((meeting.listen.port(), &*meeting.round), (7, "mine"));
-    }
-
-    fn launched_by(variables: &[(&str, &str)]) -> Result<Option<Launched>> {
-        Launched::from_variables(|name| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        })
-    }
-
-    #[test]
-    fn each_launcher_says_rank_and_world_size() {
-        let torchrun = [
-            ("RANK", "5"),
-            ("WORLD_SIZE", "16"),
-            ("LOCAL_RANK", "1"),
-            ("LOCAL_WORLD_SIZE", "8"),
-            ("MASTER_ADDR", "node0"),
-            ("MASTER_PORT", "29500"),
-            ("TORCHELASTIC_RUN_ID", "job7"),
-            ("TORCHELASTIC_RESTART_COUNT", "2"),
-        ];
-        let expected = Launched {
-            rank: 5,
-            world_size: 16,
-            local_world_size: Some(8),
-            local_rank: Some(1),
-            master: Some(("node0".to_owned(), 29_500)),
-            round: "job7.2".to_owned(),
-        };
-        assert_eq!(launched_by(&torchrun).unwrap(), Some(expected));
-        for names in [
-            ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-            ["PMI_RANK", "PMI_SIZE"],
-            ["SLURM_PROCID", "SLURM_NTASKS"],
-        ] {
-            let step = ("SLURM_STEP_ID", "0");
-            let found = launched_by(&[(names[0], "3"), (names[1], "4"), step]).unwrap().unwrap();
-            assert_eq!((found.rank, found.world_size), (3, 4), "{names:?}");
-            assert_eq!(found.master, None);
-        }
-    }
-
-    #[test]
-    fn torchrun_under_slurm_counts_and_a_batch_script_does_not() {
-        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "0")];
-        assert_eq!(launched_by(&slurm).unwrap(), None);
-        let both =
-            [&slurm[..], &[("SLURM_STEP_ID", "1"), ("RANK", "2"), ("WORLD_SIZE", "8")]].concat();
-        assert_eq!(launched_by(&both).unwrap().unwrap().rank, 2, "torchrun's");
-        assert_eq!(launched_by(&[]).unwrap(), None);
-        assert_eq!(launched_by(&[("RANK", "2")]).unwrap(), None, "a rank of an unknown world");
-    }
-
-    #[test]
-    fn a_variable_without_a_number_is_named() {
-        let error = launched_by(&[("RANK", "two"), ("WORLD_SIZE", "8")]).unwrap_err().to_string();
-        assert!(error.contains("RANK is \"two\""), "{error}");
-        let error = launched_by(&[("RANK", "8"), ("WORLD_SIZE", "8")]).unwrap_err().to_string();
-        assert!(error.contains("RANK says 8 and WORLD_SIZE says 8"), "{error}");
-        let port = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "x")];
-        assert!(launched_by(&port).unwrap_err().to_string().contains("MASTER_PORT"));
     }
 }

@@ -23,12 +23,13 @@
 //!
 //! Ranks that have a key of the job ([`JobKey`]) authenticate each other, or connect inside TLS.
 //!
-//! Read `meeting.rs` (the launcher's variables and the user's options), `round.rs`, `rendezvous/`, `join.rs`, then
-//! `pair.rs` (the path of a read) and `links.rs` (peers that can be asked).
+//! Read `meeting.rs` (options), `round.rs`, `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read) and `links.rs`
+//! (peers that can be asked).
 
 mod chunk_map;
 mod job_key;
 mod join;
+mod launched;
 mod links;
 mod meeting;
 mod pair;
@@ -46,7 +47,8 @@ pub(crate) use chunk_map::ChunkPlaces;
 pub use chunk_map::{PlanMap, live_page_bytes};
 pub use job_key::{JobKey, KeyMark, PeerKeys};
 pub use join::{Pass, PeerOptions, Peers, Served, Serving};
-pub use meeting::{JoinOptions, Launched, Means, Meeting};
+pub use launched::Launched;
+pub use meeting::{JoinOptions, Means, Meeting};
 pub use round::{MAX_RECORD_BYTES, Node, Record, Round};
 
 /// Counters of reads from peers since the start. This rank's cache counts the reads that it serves itself.
@@ -58,8 +60,7 @@ type Counters = PeerCounts<AtomicU64, AtomicU64>;
 /// The counters of reads through peers: values and times, or atomic counters for several threads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PeerCounts<T, S> {
-    /// Reads from each node of the round, in the order of the round's nodes. Zero for
-    /// this node.
+    /// Reads from each node of the round, in the order of the round's nodes. Zero for this node.
     pub nodes: Vec<NodeCounts<T, S>>,
     /// Bytes that a peer was asked for and did not have.
     pub not_there_bytes: T,
@@ -78,7 +79,7 @@ pub struct NodeCounts<T, S> {
     pub reads: T,
     /// Bytes of these reads.
     pub bytes: T,
-    /// Total time of these reads, in seconds.
+    /// Total time of these reads, in seconds; in the atomic form, in microseconds.
     pub read_s: S,
 }
 

@@ -24,7 +24,7 @@ use dlfs_nvme::nvme::RetryClass;
 use dlfs_order::tier::PAGE_BYTES;
 
 /// The state that the devices of all namespaces share.
-pub(super) struct Shared {
+pub(super) struct PeersShared {
     pub(super) links: Arc<Links>,
     pub(super) map: ChunkMap,
     /// The index of this node.
@@ -37,7 +37,7 @@ pub(super) struct Shared {
     pub(super) avoids: AtomicBool,
 }
 
-impl Measured for Shared {
+impl Measured for PeersShared {
     fn measure(&self, snapshot: &mut Snapshot) {
         self.counters.read().measure(snapshot);
     }
@@ -45,7 +45,7 @@ impl Measured for Shared {
 
 /// One origin namespace, read from the nodes that hold its chunks.
 pub(super) struct PeersDevice {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PeersShared>,
     /// This rank's cache, which reads from the origin the data that no node holds.
     pub(super) cache: Arc<dyn Device>,
     pub(super) number: u16,
@@ -96,6 +96,7 @@ impl Device for PeersDevice {
     }
 }
 
+/// The description of the cache's namespace as it is read through the peers.
 fn describe(cache: Namespace) -> Namespace {
     Namespace {
         max_transfer_bytes: cache.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
@@ -107,14 +108,17 @@ fn describe(cache: Namespace) -> Namespace {
 
 /// The connections to peers that the queue pairs of one poller share.
 struct PeerScope {
-    _owner: Arc<Shared>,
+    /// Keeps the address by which a [`PairScope`] finds this value from being reused.
+    _owner: Arc<PeersShared>,
+    /// The scope of the queue pairs at the peers.
     scope: Arc<PairScope>,
     /// Bytes outstanding at each node.
     bytes: Vec<AtomicUsize>,
 }
 
 /// State of a piece of a read.
-struct Way {
+struct PieceState {
+    /// The holder of the piece's data.
     holder: SpanHolder,
     /// Set if the peer that is asked has delivered wrong bytes for this piece before: it must fetch them
     /// again.
@@ -122,22 +126,26 @@ struct Way {
     /// Set if the piece's bytes were wrong before, from any source. They are now verified here, since the
     /// reader does not ask a third time.
     is_checked: bool,
+    /// Time at which the piece was passed to its current source.
     began: Instant,
 }
 
+/// The place that a piece is read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum ReadSource {
     /// This rank's cache, which reads a tier of this node or the origin.
     Cache,
     /// The node with this index.
     Peer(u16),
 }
 
-/// The queue pair to one peer, or the state of connecting to it.
+/// The reads for one peer, and the connection to it.
 #[derive(Default)]
 struct PeerQueue {
-    state: Link,
+    connection: PeerConnection,
+    /// Reads that are not submitted yet.
     pending: VecDeque<Io>,
+    /// Memory for the reads that [`PeerQueue::submit`] offers to the queue pair; empty between calls.
     staged: VecDeque<Io>,
     /// Bytes outstanding at the peer through this queue pair.
     bytes: usize,
@@ -147,7 +155,7 @@ impl PeerQueue {
     /// Submits pending reads while at most `most` bytes are outstanding at the peer, over all queue pairs of the
     /// poller. One read is always allowed, so that this queue pair always has a completion of its own to wait for.
     fn submit(&mut self, all: &AtomicUsize, most: usize) {
-        let Link::Open(pair) = &mut self.state else { return };
+        let PeerConnection::Open(pair) = &mut self.connection else { return };
         while let Some(io) = self.pending.pop_front() {
             let len = io.buf.len();
             if self.bytes > 0 && all.load(Ordering::Relaxed) + len > most {
@@ -167,38 +175,46 @@ impl PeerQueue {
     }
 }
 
+/// The connection to one peer.
 #[derive(Default)]
-enum Link {
+enum PeerConnection {
     /// Not requested yet, or lost.
     #[default]
     Idle,
-    /// Requested; with the time of the request.
+    /// Requested, at this time.
     Connecting(Arc<Slot>, Instant),
     Open(Box<dyn QueuePair>),
 }
 
+/// Queue pair of a [`PeersDevice`].
 struct PeersPair {
-    shared: Arc<Shared>,
+    shared: Arc<PeersShared>,
     scope: Arc<PeerScope>,
     /// Counters of bytes that peers have served; the cache counts its own.
     places: Arc<PlaceCounters>,
+    /// Index of the namespace in the image.
     number: u16,
     namespace: Namespace,
+    /// Queue pair of this rank's cache, and the reads for it that are not submitted yet.
     cache: Box<dyn QueuePair>,
     cache_pending: VecDeque<Io>,
     /// Queues by index of the node.
     peers: Vec<PeerQueue>,
     /// The nodes whose queues are not idle.
     in_use: Vec<u16>,
-    pieces: Pieces<Way>,
+    /// The outstanding reads, in pieces.
+    pieces: Pieces<PieceState>,
+    /// Completed reads that no poll has returned yet.
     ready: VecDeque<Completion>,
+    /// Memory for the completions of one source.
     scratch: Vec<Completion>,
-    /// The number of the plan of the run, and the plan.
+    /// The number of the plan of the run, and the plan: see [`LatestPlan::follow`].
     plan: (u32, Option<Arc<PlanMap>>),
+    /// Memory for the spans of one read.
     spans: Vec<Span>,
     /// Ranges whose bytes were wrong, and their source. The next read of such a range makes that peer fetch
     /// the bytes again, and is verified.
-    suspects: Vec<(Range<u64>, Source)>,
+    suspects: Vec<(Range<u64>, ReadSource)>,
     /// Limit of bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take the
     /// whole window. It also limits the bytes that a peer has to send to each reader.
     most_bytes: usize,
@@ -207,7 +223,8 @@ struct PeersPair {
 }
 
 impl PeersPair {
-    fn take(&mut self, io: Io, now: Instant) {
+    /// Begins a read: splits it by holder, and passes each piece to its source.
+    fn begin(&mut self, io: Io, now: Instant) {
         let checked = self.namespace.check(&io);
         if checked.is_err() || io.op != IoOp::Read {
             return self.ready.push_back(io.end(checked));
@@ -221,13 +238,16 @@ impl PeersPair {
             let source = match (suspect, self.nearest_source_of(holder, &range, now)) {
                 // The peer with wrong bytes has been set aside. Other peers may be wrong, too, so this rank's
                 // cache reads the origin.
-                (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
+                (Some(ReadSource::Peer(node)), other) if other != ReadSource::Peer(node) => {
+                    ReadSource::Cache
+                }
                 (_, source) => source,
             };
             let is_anew = suspect == Some(source);
             let is_checked = suspect.is_some();
-            let way = Way { holder, is_anew, is_checked, began: now };
-            let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
+            let state = PieceState { holder, is_anew, is_checked, began: now };
+            let (id, buf) =
+                self.pieces.cut(&mut cutting, (range.end - range.start) as usize, state);
             self.push(id, range, buf, source, now);
         }
         self.spans = spans;
@@ -247,7 +267,7 @@ impl PeersPair {
 
     /// The source that has delivered wrong bytes of `range`, if any. Forgets the suspect ranges that lie wholly in
     /// `range`, and keeps the others: the read of a neighbour may overlap a suspect range by a page.
-    fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
+    fn take_suspect(&mut self, range: &Range<u64>) -> Option<ReadSource> {
         let overlaps = |wrong: &Range<u64>| wrong.start < range.end && range.start < wrong.end;
         let source = self.suspects.iter().find(|(wrong, _)| overlaps(wrong))?.1;
         let is_within = |wrong: &Range<u64>| range.start <= wrong.start && wrong.end <= range.end;
@@ -258,13 +278,18 @@ impl PeersPair {
     /// The source for `range`, a span of `holder`: this rank's cache if this node has copied the chunk's
     /// data while the holder was away; otherwise the result of [`PeersPair::source_of`]. A plan needs no such check:
     /// it names this node for all data that this node keeps.
-    fn nearest_source_of(&self, holder: SpanHolder, range: &Range<u64>, now: Instant) -> Source {
+    fn nearest_source_of(
+        &self,
+        holder: SpanHolder,
+        range: &Range<u64>,
+        now: Instant,
+    ) -> ReadSource {
         let source = self.source_of(holder, None, now);
         let slba = Lba(range.start / PAGE_BYTES);
         let len = (range.end - range.start) as usize;
         match (holder, source) {
-            (SpanHolder::Chunk(_), Source::Peer(_)) if self.cache.has_copies(slba, len) => {
-                Source::Cache
+            (SpanHolder::Chunk(_), ReadSource::Peer(_)) if self.cache.has_copies(slba, len) => {
+                ReadSource::Cache
             }
             _ => source,
         }
@@ -272,53 +297,61 @@ impl PeersPair {
 
     /// The source for a span of `holder`: the node that holds the chunk, or, after `failed`, the next node in the
     /// chunk's order that can be asked. A planned span has only one node.
-    fn source_of(&self, holder: SpanHolder, failed: Option<u16>, now: Instant) -> Source {
-        let Shared { links, map, own, avoids, .. } = &*self.shared;
+    fn source_of(&self, holder: SpanHolder, failed: Option<u16>, now: Instant) -> ReadSource {
+        let PeersShared { links, map, own, avoids, .. } = &*self.shared;
         if avoids.load(Ordering::Relaxed) {
-            return Source::Cache;
+            return ReadSource::Cache;
         }
         let chunk = match holder {
-            SpanHolder::None => return Source::Cache,
+            SpanHolder::None => return ReadSource::Cache,
             SpanHolder::Chunk(chunk) => chunk,
             SpanHolder::Planned(node) => {
                 let is_asked = failed.is_none() && node != *own && links.is_there(node, now);
-                return if is_asked { Source::Peer(node) } else { Source::Cache };
+                return if is_asked { ReadSource::Peer(node) } else { ReadSource::Cache };
             }
         };
-        let Some(first) = map.holders.holder(chunk) else { return Source::Cache };
+        let Some(first) = map.holders.holder(chunk) else { return ReadSource::Cache };
         if first == *own {
-            return Source::Cache;
+            return ReadSource::Cache;
         }
         if failed.is_none() && links.is_there(first, now) {
-            return Source::Peer(first);
+            return ReadSource::Peer(first);
         }
         let order = map.holders.order_of(chunk);
         let after = failed.and_then(|failed| order.iter().position(|&node| node == failed));
         let others = &order[after.map_or(0, |at| at + 1)..];
         let next = others.iter().find(|&&node| node == *own || links.is_there(node, now));
         match next {
-            Some(&node) if node != *own => Source::Peer(node),
-            _ => Source::Cache,
+            Some(&node) if node != *own => ReadSource::Peer(node),
+            _ => ReadSource::Cache,
         }
     }
 
-    fn push(&mut self, id: PieceId, range: Range<u64>, buf: IoBuf, source: Source, now: Instant) {
+    /// Queues the read of a piece at a source; requests a connection if the peer has none.
+    fn push(
+        &mut self,
+        id: PieceId,
+        range: Range<u64>,
+        buf: IoBuf,
+        source: ReadSource,
+        now: Instant,
+    ) {
         let slba = Lba(range.start / PAGE_BYTES);
         let io = Io { op: IoOp::Read, slba, buf, tag: id.0 };
         match source {
-            Source::Cache => self.cache_pending.push_back(io),
-            Source::Peer(node) => {
+            ReadSource::Cache => self.cache_pending.push_back(io),
+            ReadSource::Peer(node) => {
                 let peer = &mut self.peers[usize::from(node)];
-                if let Link::Open(pair) = &mut peer.state
+                if let PeerConnection::Open(pair) = &mut peer.connection
                     && self.pieces.get_mut(id).info.is_anew
                 {
                     pair.report_corrupt(io.slba, io.buf.len());
                 }
                 peer.pending.push_back(io);
-                if matches!(peer.state, Link::Idle) {
+                if matches!(peer.connection, PeerConnection::Idle) {
                     let slot = self.shared.links.ask(node, self.number, &self.scope.scope);
                     self.registry.iter().for_each(|registry| slot.register(registry));
-                    peer.state = Link::Connecting(slot, now);
+                    peer.connection = PeerConnection::Connecting(slot, now);
                     self.in_use.push(node);
                 }
             }
@@ -342,7 +375,7 @@ impl PeersPair {
         let mut failed = Vec::new();
         for &node in &self.in_use {
             let peer = &mut self.peers[usize::from(node)];
-            let Link::Connecting(slot, since) = &peer.state else { continue };
+            let PeerConnection::Connecting(slot, since) = &peer.connection else { continue };
             match slot.take() {
                 None if now < *since + CONNECT_WAIT => {}
                 None => {
@@ -357,7 +390,7 @@ impl PeersPair {
                             pair.report_corrupt(io.slba, io.buf.len());
                         }
                     }
-                    peer.state = Link::Open(pair);
+                    peer.connection = PeerConnection::Open(pair);
                 }
                 Some(Err(error)) => failed.push((node, error)),
             }
@@ -372,12 +405,12 @@ impl PeersPair {
     fn lost(&mut self, node: u16, why: &str, now: Instant) {
         self.shared.links.set_away(None, node, now, why);
         let peer = &mut self.peers[usize::from(node)];
-        let is_idle = match &peer.state {
-            Link::Open(pair) => pair.outstanding() == 0,
-            Link::Idle | Link::Connecting(..) => true,
+        let is_idle = match &peer.connection {
+            PeerConnection::Open(pair) => pair.outstanding() == 0,
+            PeerConnection::Idle | PeerConnection::Connecting(..) => true,
         };
         if is_idle {
-            peer.state = Link::Idle;
+            peer.connection = PeerConnection::Idle;
             self.in_use.retain(|used| *used != node);
         }
         for io in std::mem::take(&mut self.peers[usize::from(node)].pending) {
@@ -388,21 +421,23 @@ impl PeersPair {
     /// Reads a piece from the next node in its chunk's order after `failed`. If the piece's bytes were wrong
     /// before, reads it from this rank's cache, which has dropped its own copies.
     fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
-        let Way { holder, is_checked, .. } = self.pieces.get_mut(id).info;
+        let PieceState { holder, is_checked, .. } = self.pieces.get_mut(id).info;
         let source =
-            if is_checked { Source::Cache } else { self.source_of(holder, Some(failed), now) };
+            if is_checked { ReadSource::Cache } else { self.source_of(holder, Some(failed), now) };
         self.go_to(id, buf, source, now);
     }
 
-    fn go_to(&mut self, id: PieceId, buf: IoBuf, source: Source, now: Instant) {
+    /// Reads a piece again, from another source.
+    fn go_to(&mut self, id: PieceId, buf: IoBuf, source: ReadSource, now: Instant) {
         let piece = self.pieces.get_mut(id);
         let range = piece.start..piece.start + piece.len as u64;
-        let way = &mut piece.info;
-        *way = Way { is_anew: false, is_checked: false, began: now, ..*way };
+        let state = &mut piece.info;
+        *state = PieceState { is_anew: false, is_checked: false, began: now, ..*state };
         add(&self.shared.counters.rerouted_bytes, buf.len());
         self.push(id, range, buf, source, now);
     }
 
+    /// Handles the completions of this rank's cache.
     fn poll_cache(&mut self, now: Instant) {
         let mut scratch = std::mem::take(&mut self.scratch);
         self.cache.poll(now, usize::MAX, &mut scratch);
@@ -412,8 +447,11 @@ impl PeersPair {
         self.scratch = scratch;
     }
 
+    /// Handles the completions of one peer: delivers the piece, or reads it elsewhere.
     fn poll_peer(&mut self, node: u16, now: Instant) {
-        let Link::Open(pair) = &mut self.peers[usize::from(node)].state else { return };
+        let PeerConnection::Open(pair) = &mut self.peers[usize::from(node)].connection else {
+            return;
+        };
         let mut scratch = std::mem::take(&mut self.scratch);
         pair.poll(now, usize::MAX, &mut scratch);
         let mut failed = None;
@@ -425,7 +463,7 @@ impl PeersPair {
                 Ok(()) if self.is_wrong(id, &buf) => {
                     add(&self.shared.counters.mismatched_bytes, buf.len());
                     self.shared.links.mismatched(node, now);
-                    self.go_to(id, buf, Source::Cache, now);
+                    self.go_to(id, buf, ReadSource::Cache, now);
                 }
                 Ok(()) => {
                     let began = self.pieces.get_mut(id).info.began;
@@ -439,7 +477,7 @@ impl PeersPair {
                     add(&self.shared.counters.not_there_reads, 1);
                     match status.retry_class() {
                         // Other peers would only read the origin, and so can this rank itself.
-                        RetryClass::Elsewhere => self.go_to(id, buf, Source::Cache, now),
+                        RetryClass::Elsewhere => self.go_to(id, buf, ReadSource::Cache, now),
                         _ => self.go_to_next(id, buf, node, now),
                     }
                 }
@@ -468,8 +506,10 @@ impl PeersPair {
     fn busy(&self) -> impl Iterator<Item = &dyn QueuePair> {
         let peers = self.in_use.iter().filter_map(|&node| {
             let peer = &self.peers[usize::from(node)];
-            match &peer.state {
-                Link::Open(pair) if pair.outstanding() > 0 || !peer.pending.is_empty() => {
+            match &peer.connection {
+                PeerConnection::Open(pair)
+                    if pair.outstanding() > 0 || !peer.pending.is_empty() =>
+                {
                     Some(&**pair)
                 }
                 _ => None,
@@ -490,7 +530,7 @@ impl QueuePair for PeersPair {
         let count = room.min(pending.len());
         let now = Instant::now();
         for io in pending.drain(..count) {
-            self.take(io, now);
+            self.begin(io, now);
         }
         self.submit_all();
         count
@@ -516,7 +556,7 @@ impl QueuePair for PeersPair {
         self.submit_all();
         self.cache.start();
         for &node in &self.in_use {
-            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+            if let PeerConnection::Open(pair) = &mut self.peers[usize::from(node)].connection {
                 pair.start();
             }
         }
@@ -528,7 +568,7 @@ impl QueuePair for PeersPair {
         self.pool = Some(pool.clone());
         self.cache.use_pool(pool);
         for &node in &self.in_use {
-            if let Link::Open(pair) = &mut self.peers[usize::from(node)].state {
+            if let PeerConnection::Open(pair) = &mut self.peers[usize::from(node)].connection {
                 pair.use_pool(pool);
             }
         }
@@ -558,7 +598,7 @@ impl QueuePair for PeersPair {
         // Must come after the sources are looked up: a bad copy of this node must not be blamed on a peer.
         self.cache.report_corrupt(slba, len_bytes);
         for (source, range) in sources {
-            if let Source::Peer(node) = source {
+            if let ReadSource::Peer(node) = source {
                 let len = (range.end - range.start) as usize;
                 add(&self.shared.counters.mismatched_bytes, len);
                 self.shared.links.mismatched(node, now);
@@ -580,10 +620,10 @@ impl QueuePair for PeersPair {
         self.registry = Some(registry.clone());
         self.cache.register(registry);
         for &node in &self.in_use {
-            match &mut self.peers[usize::from(node)].state {
-                Link::Open(pair) => pair.register(registry),
-                Link::Connecting(slot, _) => slot.register(registry),
-                Link::Idle => {}
+            match &mut self.peers[usize::from(node)].connection {
+                PeerConnection::Open(pair) => pair.register(registry),
+                PeerConnection::Connecting(slot, _) => slot.register(registry),
+                PeerConnection::Idle => {}
             }
         }
     }
@@ -597,9 +637,9 @@ impl QueuePair for PeersPair {
 
     fn next_timeout(&self) -> Option<Instant> {
         let connecting =
-            self.in_use.iter().filter_map(|&node| match self.peers[usize::from(node)].state {
-                Link::Connecting(_, since) => Some(since + CONNECT_WAIT),
-                Link::Idle | Link::Open(_) => None,
+            self.in_use.iter().filter_map(|&node| match self.peers[usize::from(node)].connection {
+                PeerConnection::Connecting(_, since) => Some(since + CONNECT_WAIT),
+                PeerConnection::Idle | PeerConnection::Open(_) => None,
             });
         self.busy().filter_map(QueuePair::next_timeout).chain(connecting).min()
     }

@@ -1,17 +1,14 @@
-//! Counters in memory that the processes of a rank share. One process keeps the store and exchanges samples;
-//! its forked children (such as a data loader's workers) may read from the store.
+//! Board: words in memory that the processes of a rank share, with the positions of its readers, counters, and the
+//! failure of the exchange.
 //!
-//! Each process that reads along the order is a [`Reader`]: reader w of n takes every n-th batch of the rank.
-//! The rank's position is that of its slowest reader, so no sample is deleted that a reader still needs.
+//! One process keeps the store and exchanges samples; its forked children (such as a data loader's workers) may read
+//! from the store. Each process that reads along the order is a [`Reader`]: reader w of n takes every n-th batch of the
+//! rank. The rank's position is that of its slowest reader, so no sample is deleted that a reader still needs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
 use dlfs_base::buf::SharedWords;
-use dlfs_base::checksum::crc32c;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Epoch;
 
@@ -53,7 +50,7 @@ impl Board {
     /// changes, all readers begin here. The process that was this reader before loses its place.
     pub(super) fn begin(&self, reader: Reader, epoch: Epoch, taken: u64) -> Ticket {
         let place = place_of(epoch, taken);
-        self.be_of(reader.of, place);
+        self.set_readers(reader.of, place);
         let number = self.word(TICKETS).fetch_add(1, Ordering::AcqRel) + 1;
         let ticket = number << 32 | u64::from(std::process::id());
         self.holders(reader.of)[reader.number as usize].store(ticket, Ordering::Release);
@@ -64,7 +61,7 @@ impl Board {
     /// Sets the number of readers to `of` and all readers to `place`, unless the number is already `of`. Waits
     /// while another process changes the number, since that process would overwrite this reader's place; for a
     /// second at most, since the process may have died.
-    fn be_of(&self, of: u32, place: u64) {
+    fn set_readers(&self, of: u32, place: u64) {
         let readers = self.word(READERS);
         let mut patience = 1000;
         loop {
@@ -143,6 +140,7 @@ impl Board {
         true
     }
 
+    /// The failure of the exchange, if any.
     pub(super) fn failure(&self) -> Option<Error> {
         let word = self.word(FAILED).load(Ordering::Acquire);
         let kind = KINDS.get((word & 0xff).checked_sub(1)? as usize)?;
@@ -153,15 +151,17 @@ impl Board {
         Some(Error::new(*kind, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
+    /// The word with this index.
     fn word(&self, number: usize) -> &AtomicU64 {
         &self.words.as_ref()[number]
     }
 
+    /// The positions of the first `readers` readers, as [`place_of`] packs them.
     fn places(&self, readers: u32) -> &[AtomicU64] {
         &self.words.as_ref()[PLACES..PLACES + readers.min(MAX_READERS) as usize]
     }
 
-    /// The tickets of the readers.
+    /// The valid tickets of the first `readers` readers.
     fn holders(&self, readers: u32) -> &[AtomicU64] {
         &self.words.as_ref()[HOLDERS..HOLDERS + readers.min(MAX_READERS) as usize]
     }
@@ -170,50 +170,6 @@ impl Board {
 /// Packs epoch and samples taken into one word, so that both are read atomically.
 fn place_of(epoch: Epoch, taken: u64) -> u64 {
     epoch.0 << TAKEN_BITS | taken.min((1 << TAKEN_BITS) - 1)
-}
-
-/// Progress of a rank: it has received all samples of the epochs before `epoch`, and those of the first
-/// `steps` steps of `epoch`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Progress {
-    pub(super) epoch: Epoch,
-    pub(super) steps: u64,
-}
-
-/// The page in which a rank reports its progress.
-///
-/// | bytes  | field    | meaning                                         |
-/// |--------|----------|-------------------------------------------------|
-/// | 0..8   | `magic`  | `DLFSPLS1`                                      |
-/// | 8..16  | `epoch`  | the epoch whose exchange is in progress         |
-/// | 16..24 | `steps`  | leading steps of this exchange that have ended  |
-/// | 24..28 | `crc`    | CRC32C of bytes 0 to 24                         |
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawProgress {
-    magic: [u8; 8],
-    epoch: U64,
-    steps: U64,
-    crc: U32,
-}
-const _: () = assert!(size_of::<RawProgress>() == PROGRESS_BYTES);
-
-impl Progress {
-    /// The first bytes of the page; the rest of it is zero.
-    pub(super) fn to_bytes(self) -> [u8; PROGRESS_BYTES] {
-        let epoch = U64::new(self.epoch.0);
-        let steps = U64::new(self.steps);
-        let mut raw = RawProgress { magic: MAGIC, epoch, steps, crc: U32::ZERO };
-        raw.crc = U32::new(crc32c(&raw.as_bytes()[..CHECKED_BYTES]));
-        zerocopy::transmute!(raw)
-    }
-
-    /// Parses the progress in a peer's page; `None` if the page has none.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Progress> {
-        let (raw, _) = RawProgress::read_from_prefix(bytes).ok()?;
-        let is_right = raw.magic == MAGIC && raw.crc.get() == crc32c(&bytes[..CHECKED_BYTES]);
-        is_right.then_some(Progress { epoch: Epoch(raw.epoch.get()), steps: raw.steps.get() })
-    }
 }
 
 /// Limit of readers of a rank.
@@ -234,12 +190,13 @@ const KINDS: [ErrorKind; 8] = [
     ErrorKind::InvalidArgument,
 ];
 
+/// Room for the text of a failure, in words of 8 bytes.
 const TEXT_WORDS: usize = 128;
 
 /// Set in the word of the number of readers while it changes.
 const CHANGES: u64 = 1 << 63;
 
-// Layout of the words, besides the counters of [`Count`].
+// Index of each word, or of the first of several, besides the counters of [`Count`].
 const READERS: usize = 0;
 const FAILED: usize = 3;
 const TICKETS: usize = 5;
@@ -247,12 +204,6 @@ const TEXT: usize = 6;
 const PLACES: usize = TEXT + TEXT_WORDS;
 const HOLDERS: usize = PLACES + MAX_READERS as usize;
 const NUM_WORDS: usize = HOLDERS + MAX_READERS as usize;
-
-pub(super) const PROGRESS_BYTES: usize = 28;
-
-const CHECKED_BYTES: usize = 24;
-
-const MAGIC: [u8; 8] = *b"DLFSPLS1";
 
 #[cfg(test)]
 mod tests {
@@ -327,22 +278,5 @@ mod tests {
         let other = Board::new().unwrap();
         other.fail(ErrorKind::Busy, "no kind of a store's");
         assert_eq!(other.failure().unwrap().kind(), ErrorKind::Io);
-    }
-
-    #[test]
-    fn progress_survives_a_page_and_nothing_else_is_progress() {
-        let progress = Progress { epoch: Epoch(7), steps: 1 << 33 };
-        let bytes = progress.to_bytes();
-        let mut page = vec![0; 4096];
-        page[..PROGRESS_BYTES].copy_from_slice(&bytes);
-        assert_eq!(Progress::from_bytes(&page), Some(progress));
-        for at in 0..PROGRESS_BYTES {
-            let mut damaged = bytes;
-            damaged[at] ^= 0x10;
-            assert_eq!(Progress::from_bytes(&damaged), None, "byte {at}");
-        }
-        assert_eq!(Progress::from_bytes(&bytes[..27]), None);
-        assert_eq!(Progress::from_bytes(&[]), None);
-        assert!(progress < Progress { epoch: Epoch(8), steps: 0 });
     }
 }

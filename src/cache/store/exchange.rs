@@ -11,9 +11,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::board::{Count, Progress};
-use super::fetch::{Fetched, Place, Run, is_absent, page_bytes};
-use super::{Shared, Staged, StoreOptions, add};
+use super::board::Count;
+use super::fetch::{Fetched, Run, SourceReader, is_absent, page_bytes};
+use super::progress::Progress;
+use super::{Staged, StoreOptions, StoreShared, add};
 use crate::peers::Peers;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -25,7 +26,8 @@ use dlfs_order::tier::PAGE_BYTES;
 
 /// The inputs of an exchange.
 pub(super) struct Parts {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<StoreShared>,
+    /// The data set's directory.
     pub(super) directory: Arc<Directory>,
     pub(super) shares: Shares,
     pub(super) rank: u32,
@@ -40,6 +42,7 @@ pub(super) struct Parts {
 /// The state of the exchange. The store's thread and callers of [`super::Store::begin`] lock it.
 pub(super) struct Exchange {
     parts: Parts,
+    /// The epoch whose exchange is in progress; `None` before the first.
     work: Option<Work>,
     /// The samples that the store has.
     held: IdSet,
@@ -51,13 +54,14 @@ pub(super) struct Exchange {
     is_checked: bool,
     /// The stores of other ranks, and the data set (`None`).
     suppliers: HashMap<Option<u32>, Supplier>,
-    /// All pages of the store.
+    /// Queue pair of the storage, for reads and writes of all pages.
     media: Blocking,
 }
 
 /// The exchange of one epoch.
 struct Work {
     epoch: Epoch,
+    /// The exchanges of this rank, in the order in which they become due.
     steps: Vec<Exchanged>,
     /// Steps whose sample this rank has not received yet.
     open: BTreeSet<usize>,
@@ -76,7 +80,8 @@ struct Work {
 /// A source of samples: another rank's store, or the data set.
 #[derive(Default)]
 struct Supplier {
-    place: Option<Place>,
+    /// The open connection, while no read uses it.
+    reader: Option<SourceReader>,
     /// Not asked before this time.
     again_at: Option<Instant>,
     /// Start of the time for which it cannot be reached.
@@ -84,8 +89,8 @@ struct Supplier {
 }
 
 impl Supplier {
-    fn is_back(&mut self, place: Place) {
-        (self.place, self.again_at, self.away_since) = (Some(place), None, None);
+    fn is_back(&mut self, reader: SourceReader) {
+        (self.reader, self.again_at, self.away_since) = (Some(reader), None, None);
     }
 
     fn is_away(&mut self, pause: Duration) {
@@ -120,12 +125,12 @@ impl Exchange {
         epoch: Epoch,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
-        // The work under way suits `epoch` if it is that of the epoch before, or that of `epoch` itself and no sample
-        // has been deleted: if an epoch is read again, samples that it needs may have left.
-        let comes = |work: &Work| {
+        // The current work suits `epoch` if it is that of the epoch before, or that of `epoch` itself and no sample has
+        // been deleted: if an epoch is read again, samples that it needs may have left.
+        let suits = |work: &Work| {
             if work.epoch == epoch { !work.has_left } else { work.epoch.0 + 1 == epoch.0 }
         };
-        if self.work.as_ref().is_some_and(comes) {
+        if self.work.as_ref().is_some_and(suits) {
             return Ok(());
         }
         self.work = None;
@@ -139,9 +144,9 @@ impl Exchange {
         if !self.is_checked {
             let sent = before.steps.iter().map(|step| step.sends);
             let received = next.steps.iter().map(|step| step.receives);
-            let lies_there: BTreeSet<SampleId> =
+            let expected: BTreeSet<SampleId> =
                 share.iter().copied().chain(sent).chain(received).collect();
-            self.check_what_lies_there(&lies_there.into_iter().collect::<Vec<_>>())?;
+            self.check_found(&expected.into_iter().collect::<Vec<_>>())?;
             self.is_checked = true;
         }
         let mut tell = |staged| {
@@ -172,6 +177,10 @@ impl Exchange {
         }
     }
 
+    /// As [`Exchange::turn`].
+    ///
+    /// # Errors
+    /// The exchange cannot continue.
     fn try_turn(&mut self) -> Result<Duration> {
         let asked = self.parts.shared.board.get(Count::Asked);
         if asked != self.answered {
@@ -190,6 +199,7 @@ impl Exchange {
         pause
     }
 
+    /// Advances the exchange of an epoch; returns the pause until the next turn.
     fn advance(&mut self, work: &mut Work) -> Result<Duration> {
         let (epoch, taken) = self.parts.shared.board.position();
         let is_over = epoch > work.epoch;
@@ -212,7 +222,7 @@ impl Exchange {
             return Ok(SOON);
         }
         work.late = None;
-        self.let_leave(work, epoch)?;
+        self.delete_sent(work, epoch)?;
         Ok(if work.leaving.is_empty() { Duration::ZERO } else { SOON })
     }
 
@@ -258,8 +268,8 @@ impl Exchange {
     fn fetch_from(&mut self, rank: u32, ids: &[SampleId], lacking: &mut Lacking) -> Result<()> {
         let runs: Vec<Run> =
             ids.iter().filter_map(|&id| Run::of(&self.parts.directory, id)).collect();
-        let mut place = match self.place_of(Some(rank)) {
-            Ok(place) => place,
+        let mut reader = match self.reader_of(Some(rank)) {
+            Ok(reader) => reader,
             Err(why) => {
                 self.out_of_reach(rank, ids, why, lacking);
                 return Ok(());
@@ -268,7 +278,7 @@ impl Exchange {
         let mut failed = None;
         let is_near = self.parts.near.get(rank as usize) == Some(&true);
         let shared = Arc::clone(&self.parts.shared);
-        place.fetch(runs, &mut |run, fetched| {
+        reader.fetch(runs, &mut |run, fetched| {
             let id = run.samples[0].0;
             match fetched {
                 Fetched::Right(buf) => {
@@ -296,7 +306,7 @@ impl Exchange {
         })?;
         let peer = self.suppliers.entry(Some(rank)).or_default();
         match failed {
-            None => peer.is_back(place),
+            None => peer.is_back(reader),
             Some((ids, why)) => {
                 peer.is_away(RECONNECT);
                 self.out_of_reach(rank, &ids, why, lacking);
@@ -332,11 +342,11 @@ impl Exchange {
         if ids.is_empty() {
             return Ok(());
         }
-        let Ok(mut place) = self.place_of(None) else { return Ok(()) };
+        let Ok(mut reader) = self.reader_of(None) else { return Ok(()) };
         let runs = Run::of_all(&self.parts.directory, ids);
         let mut failed = false;
         let shared = Arc::clone(&self.parts.shared);
-        place.fetch(runs, &mut |run, fetched| {
+        reader.fetch(runs, &mut |run, fetched| {
             match fetched {
                 Fetched::Right(buf) => take(self, run, buf)?,
                 Fetched::Wrong(_) | Fetched::Failed(_) => failed = true,
@@ -347,13 +357,13 @@ impl Exchange {
         if failed {
             origin.is_away(ORIGIN_LIMIT)
         } else {
-            origin.is_back(place)
+            origin.is_back(reader)
         }
         Ok(())
     }
 
     /// Deletes the samples that their new ranks have received, or could read from the data set if these are gone.
-    fn let_leave(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
+    fn delete_sent(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
         let ranks: Vec<u32> = work.leaving.keys().copied().collect();
         // The loader may be one epoch ahead; beyond that it needs samples that have not been exchanged.
         let is_waiting = epoch.0 > work.epoch.0 + 1;
@@ -410,13 +420,14 @@ impl Exchange {
         Ok(is_there)
     }
 
+    /// Reads the progress of `rank` from its store.
     fn progress_of(&mut self, rank: u32) -> Result<Progress, String> {
-        let mut place = self.place_of(Some(rank))?;
+        let mut reader = self.reader_of(Some(rank))?;
         // A peer that reads the first page of a store gets the progress of its rank: see `media.rs`.
-        let read = place.read_page(0, 0);
+        let read = reader.read_page(0, 0);
         let peer = self.suppliers.entry(Some(rank)).or_default();
         if read.is_ok() {
-            peer.is_back(place)
+            peer.is_back(reader)
         } else {
             peer.is_away(RECONNECT)
         }
@@ -425,21 +436,21 @@ impl Exchange {
     }
 
     /// Takes the open connection to the store of a rank, or to the data set (`None`); or connects.
-    fn place_of(&mut self, rank: Option<u32>) -> Result<Place, String> {
+    fn reader_of(&mut self, rank: Option<u32>) -> Result<SourceReader, String> {
         let supplier = self.suppliers.entry(rank).or_default();
         if supplier.again_at.is_some_and(|at| Instant::now() < at) {
             return Err("it cannot be reached".to_owned());
         }
-        if let Some(place) = supplier.place.take() {
-            return Ok(place);
+        if let Some(reader) = supplier.reader.take() {
+            return Ok(reader);
         }
         let Parts { shared, peers, .. } = &self.parts;
         let (opened, pause) = match (rank, peers) {
-            (None, _) => (Place::new(&shared.origins, ORIGIN_LIMIT), ORIGIN_LIMIT),
+            (None, _) => (SourceReader::new(&shared.origins, ORIGIN_LIMIT), ORIGIN_LIMIT),
             (Some(_), None) => return Err("nobody has joined".to_owned()),
             (Some(rank), Some(peers)) => {
                 let devices = peers.devices_of(rank);
-                (devices.and_then(|devices| Place::new(&devices, PEER_LIMIT)), RECONNECT)
+                (devices.and_then(|devices| SourceReader::new(&devices, PEER_LIMIT)), RECONNECT)
             }
         };
         opened.map_err(|error| {
@@ -449,9 +460,8 @@ impl Exchange {
         })
     }
 
-    /// Reads the samples that an earlier run has left in the store, and keeps those of `ids` whose checksums
-    /// match.
-    fn check_what_lies_there(&mut self, ids: &[SampleId]) -> Result<()> {
+    /// Verifies those of `ids` that an earlier run has left in the store, and deletes all other pages.
+    fn check_found(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.parts.shared);
         if !shared.media.storage.was_used {
             return Ok(());
@@ -522,6 +532,10 @@ impl Exchange {
         }
     }
 
+    /// Fetches the samples `missing` from the data set.
+    ///
+    /// # Errors
+    /// The data set cannot be read, or the store cannot be written; `tell` returned an error.
     fn stage_from_origin(
         &mut self,
         missing: &[SampleId],
@@ -530,8 +544,8 @@ impl Exchange {
     ) -> Result<()> {
         let runs = Run::of_all(&self.parts.directory, missing);
         let shared = Arc::clone(&self.parts.shared);
-        let mut place = Place::new(&shared.origins, STAGING_LIMIT)?;
-        place.fetch(runs, &mut |run, fetched| {
+        let mut reader = SourceReader::new(&shared.origins, STAGING_LIMIT)?;
+        reader.fetch(runs, &mut |run, fetched| {
             match fetched {
                 Fetched::Right(buf) => self.put(run, buf)?,
                 Fetched::Failed(error) => return Err(error),
@@ -645,6 +659,7 @@ impl Exchange {
         self.held.contains(id.0)
     }
 
+    /// Records why the exchange cannot continue, for all processes of the rank.
     fn fail(&self, kind: ErrorKind, text: String) {
         let whole = format!("rank {}: {text}", self.parts.rank);
         if self.parts.shared.board.fail(kind, &whole) {
@@ -654,6 +669,7 @@ impl Exchange {
 }
 
 impl Lacking {
+    /// Notes the first reason.
     fn because(&mut self, rank: u32, why: &str) {
         self.why.get_or_insert_with(|| (rank, why.to_owned()));
     }
@@ -676,6 +692,7 @@ impl Work {
         Work { steps, open, leaving, ..Work::none(epoch) }
     }
 
+    /// No exchange.
     fn none(epoch: Epoch) -> Work {
         let (steps, open, leaving, slow) = Default::default();
         Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, slow }
@@ -689,7 +706,7 @@ impl Work {
     }
 
     /// Publishes the progress of this rank.
-    fn publish(&self, shared: &Shared, is_over: bool) {
+    fn publish(&self, shared: &StoreShared, is_over: bool) {
         let ended = self.open.first().map_or(self.due, |&first| first.min(self.due)) as u64;
         let is_whole = is_over && self.open.is_empty();
         let mut progress = shared.progress.lock();

@@ -1,4 +1,4 @@
-//! Reads of samples from one place, several at a time; each sample is compared with its checksum.
+//! Reads of samples from one source, several at a time; each sample is compared with its checksum.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -82,27 +82,27 @@ pub(super) fn page_bytes(extent: &Extent) -> Range<u64> {
 }
 
 /// Queue pairs on all namespaces of one source.
-pub(super) struct Place {
+pub(super) struct SourceReader {
     calls: Calls,
     /// The queue pair of each namespace.
     pairs: Vec<usize>,
 }
 
-impl Place {
+impl SourceReader {
     /// Opens queue pairs on `devices`, one for each namespace. The deadline of a call is `limit`.
     ///
     /// # Errors
     /// Errors of [`Device::queue_pair_in`].
-    pub(super) fn new(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Place> {
+    pub(super) fn new(devices: &[Arc<dyn Device>], limit: Duration) -> Result<SourceReader> {
         let mut calls = Calls::new(limit)?;
         let scope = PairScope::new();
         let add = |device: &Arc<dyn Device>| Ok(calls.add(device.queue_pair_in(&scope)?));
         let pairs = devices.iter().map(add).collect::<Result<Vec<_>>>()?;
-        Ok(Place { calls, pairs })
+        Ok(SourceReader { calls, pairs })
     }
 
     /// Reads `runs`, and calls `each` for every run as it arrives. If `each` returns `false` or an error,
-    /// skips the remaining runs; the place must not be used again.
+    /// skips the remaining runs; the reader must not be used again.
     ///
     /// # Errors
     /// Errors of `each`.
@@ -175,7 +175,7 @@ pub(super) enum Fetched {
     Right(IoBuf),
     /// Samples with another checksum than the directory's.
     Wrong(Vec<SampleId>),
-    /// The place could not be read.
+    /// The source could not be read.
     Failed(Error),
 }
 

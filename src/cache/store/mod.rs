@@ -26,18 +26,19 @@
 //! Each rank has a store of its own. Ranks of one node use one folder, or the node's memory, and each rank
 //! has its own file in it. They share one quota equally, since their shares are equal. A single
 //! store per node would avoid copying a sample that moves between two of its ranks, but the other ranks would
-//! depend on the store's owner. Forked children of a rank's process read from its store, too (`board`).
+//! depend on the store's owner. Forked children of a rank's process read from its store, too (`board.rs`).
 //!
-//! Read `media.rs` (bytes, presence and reads), `fetch.rs`, then `exchange.rs` (the thread).
+//! Read `media.rs` (bytes and presence), `pair.rs` (reads), `fetch.rs`, then `exchange.rs` (the thread).
 
 mod board;
 mod exchange;
 mod fetch;
+mod location;
 mod media;
+mod pair;
+mod progress;
 
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,9 +46,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use serde::Serialize;
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::cache::{TierKind, TierSpec};
+use crate::cache::TierSpec;
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{ChunkPlaces, PeerOptions, Peers, Served, Serving};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -57,15 +57,17 @@ use dlfs_base::registry::Registration;
 use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_base::units::Epoch;
 use dlfs_format::directory::{Directory, Intact};
-use dlfs_io::qpair::{Device, machine_uuid};
+use dlfs_io::qpair::Device;
 use dlfs_order::order::{OrderSpec, Shares};
 use dlfs_order::tier::PAGE_BYTES;
 
 pub use board::{Reader, Ticket};
 
-use board::{Board, Count, MAX_READERS, Progress};
+use board::{Board, Count, MAX_READERS};
 use exchange::Exchange;
+use location::StoreLocation;
 use media::Media;
+use progress::Progress;
 
 /// Options of a rank's store.
 #[derive(Debug, Clone)]
@@ -113,7 +115,7 @@ pub struct Owner<'a> {
 pub struct Store {
     order: OrderSpec,
     rank: u32,
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     devices: Vec<Arc<dyn Device>>,
     exchange: Arc<Mutex<Exchange>>,
     thread: Forked<Option<Thread>>,
@@ -121,22 +123,23 @@ pub struct Store {
 }
 
 /// State that the thread, the devices and the callers share.
-struct Shared {
+struct StoreShared {
     media: Media,
     origins: Vec<Arc<dyn Device>>,
     /// The byte ranges of each namespace that contain samples: a read of other bytes need not wait.
     chunks: ChunkPlaces,
     /// The positions of the loaders, and the counters shared with forked children.
     board: Board,
-    /// The progress that peers read in the first page.
+    /// This rank's progress, which peers read in the first page.
     progress: Mutex<Progress>,
     counters: Counters,
     /// The process that stores and exchanges; forked children only read.
     home: Forked<()>,
     stop: AtomicBool,
-    /// A message in it wakes the thread.
+    /// A message in this channel wakes the thread.
     call: Sender<()>,
     called: Receiver<()>,
+    /// The error that the thread died of, if any.
     fate: Fate,
 }
 
@@ -185,7 +188,7 @@ impl Store {
         let name = media::file_name(directory, rank);
         let media = Media::open(&options.spec, &name, &chunks.ends(), most_pages)?;
         let (call, called) = crossbeam_channel::bounded(1);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreShared {
             media,
             origins: origins.to_vec(),
             chunks,
@@ -198,18 +201,20 @@ impl Store {
             called,
             fate: Fate::default(),
         });
-        let devices = media::devices(&shared, None);
+        let devices = pair::devices(&shared, None);
         let mut peers = None;
         let mut near = Vec::new();
         if let Some(meet) = meet {
-            let place = Place::here(meet.options.node.as_deref(), &options.spec);
+            let place = StoreLocation::here(meet.options.node.as_deref(), &options.spec);
             let joined =
                 Arc::new(join(directory, &intact, &shared, &devices, meet, place.name(rank))?);
             let records = joined.round().records().iter();
-            let places: Vec<_> = records.map(|record| Place::from_name(&record.host)).collect();
+            let places: Vec<_> =
+                records.map(|record| StoreLocation::from_name(&record.host)).collect();
             let sharing = places.iter().filter(|other| other.as_ref() == Some(&place)).count();
             shared.media.share_quota(sharing as u64, most_pages, &options.spec)?;
-            let is_near = |other: Option<Place>| other.is_some_and(|it| it.is_on_node_of(&place));
+            let is_near =
+                |other: Option<StoreLocation>| other.is_some_and(|it| it.is_on_node_of(&place));
             near = places.into_iter().map(is_near).collect();
             peers = Some(joined);
         }
@@ -324,7 +329,7 @@ impl Store {
         self.shared.counters.read(&self.shared.media)
     }
 
-    fn start(shared: Arc<Shared>, exchange: Arc<Mutex<Exchange>>) -> Result<Thread> {
+    fn start(shared: Arc<StoreShared>, exchange: Arc<Mutex<Exchange>>) -> Result<Thread> {
         let fate = shared.fate.clone();
         threads::start(THREAD, &fate, (), move |()| {
             while !shared.is_stopping() {
@@ -338,7 +343,7 @@ impl Store {
     }
 }
 
-impl Measured for Shared {
+impl Measured for StoreShared {
     fn measure(&self, snapshot: &mut Snapshot) {
         self.counters.read(&self.media).measure(snapshot);
     }
@@ -354,7 +359,7 @@ impl Drop for Store {
     }
 }
 
-impl Shared {
+impl StoreShared {
     fn notify(&self) {
         if self.home.get().is_some() {
             let _ = self.call.try_send(()); // a message that is already there is enough
@@ -408,7 +413,7 @@ fn shares_of(
 fn join(
     directory: &Arc<Directory>,
     intact: &Arc<Intact>,
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreShared>,
     devices: &[Arc<dyn Device>],
     meet: Meet<'_>,
     node: String,
@@ -417,7 +422,7 @@ fn join(
         directory,
         intact: Arc::clone(intact),
         cache: devices,
-        views: Box::new(|nguids| media::devices(shared, Some(nguids))),
+        views: Box::new(|nguids| pair::devices(shared, Some(nguids))),
         // The order decides which samples a rank serves, not the round.
         room_pages: Vec::new(),
         tiers: 0,
@@ -430,62 +435,6 @@ fn join(
         ..meet.options.clone()
     };
     Peers::join(&served, &options, meet.rendezvous)
-}
-
-/// The node of a rank, and the folder or memory of its store there. Each rank encodes it in `Record::host`, the
-/// name of its node in the round, so that the other ranks learn it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    /// The node's name; without one, the host's name and a hash of the machine's id.
-    node: String,
-    /// A hash that identifies the folder on its node, never 0; 0: memory.
-    folder: u64,
-}
-
-impl Place {
-    /// The place of the store `spec` on this machine, or on the part of the machine that is called `node`.
-    fn here(node: Option<&str>, spec: &TierSpec) -> Place {
-        let folder = match &spec.kind {
-            TierKind::File(folder) => id_of(folder),
-            TierKind::Ram | TierKind::Namespace(_) => 0,
-        };
-        let node = match node {
-            Some(name) => name.to_owned(),
-            None => {
-                let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-                let machine = format!("{:?}", machine_uuid());
-                format!("{} {:08x}", host.trim(), xxh3_64(machine.as_bytes()) as u32)
-            }
-        };
-        Place { node, folder }
-    }
-
-    /// The name of `rank`'s node in the round: each rank serves a store of its own, so each rank counts as a
-    /// node there.
-    fn name(&self, rank: u32) -> String {
-        format!("rank {rank} on {} {:016x}", self.node, self.folder)
-    }
-
-    /// Parses the name of a place; `None` if `name` is not a place's name.
-    fn from_name(name: &str) -> Option<Place> {
-        let (_, rest) = name.strip_prefix("rank ")?.split_once(" on ")?;
-        let (node, folder) = rest.rsplit_once(' ')?;
-        Some(Place { node: node.to_owned(), folder: u64::from_str_radix(folder, 16).ok()? })
-    }
-
-    /// Returns whether both are on one node, so that bytes between them cross no network.
-    fn is_on_node_of(&self, other: &Place) -> bool {
-        self.node == other.node
-    }
-}
-
-/// Hash that is the same for all paths to a folder. If the folder is missing, each path has its own hash.
-fn id_of(folder: &Path) -> u64 {
-    let text = match std::fs::metadata(folder) {
-        Ok(found) => format!("{} {}", found.dev(), found.ino()),
-        Err(_) => folder.display().to_string(),
-    };
-    xxh3_64(text.as_bytes()) | 1 // 0 means memory
 }
 
 /// Counters of a store since it was opened: its contents, and its exchanges.
@@ -587,27 +536,3 @@ const THREAD: &str = "dlfs-exchange";
 
 /// Timeout of dropping a store: longer than a read of a peer that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_survives_its_name_and_paths_to_one_folder_are_one_place() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = |node, path: &Path| {
-            Place::here(node, &format!("file:{}:1G", path.display()).parse().unwrap())
-        };
-        let here = place(None, folder.path());
-        assert_eq!(Place::from_name(&here.name(17)), Some(here.clone()));
-        assert_eq!(place(None, &folder.path().join(".")), here);
-        let ram = Place::here(None, &"ram:1G".parse().unwrap());
-        assert!(ram != here && ram.is_on_node_of(&here));
-        let other = place(Some("the other one on a rack"), folder.path());
-        assert_eq!(Place::from_name(&other.name(0)), Some(other.clone()));
-        assert!(other != here && !other.is_on_node_of(&here));
-        for name in ["", "node", "rank 1 on", "rank 1 on a", "rank 1 on a g"] {
-            assert_eq!(Place::from_name(name), None, "{name}");
-        }
-    }
-}
