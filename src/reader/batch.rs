@@ -26,6 +26,7 @@ pub struct Batch {
     rows: Vec<u32>,
     pub(super) samples: Vec<SampleLocation>,
     pub(super) bufs: Vec<SharedBuf>,
+    /// Samples to verify again when the batch is delivered, ascending by index.
     rechecks: Vec<Recheck>,
     epoch: Epoch,
     ends_epoch: bool,
@@ -35,8 +36,10 @@ pub struct Batch {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleLocation {
     pub(crate) id: SampleId,
+    /// The index of the buffer; no buffer if the sample failed, or any if it is empty.
     pub(crate) buf: u32,
     pub(crate) len_bytes: u32,
+    /// First byte in the buffer.
     pub(crate) offset: usize,
 }
 
@@ -48,7 +51,9 @@ pub(crate) struct Recheck {
     pub(crate) index: u32,
     /// The source, if the batch is of a mixture.
     pub(crate) source: u32,
+    /// The checksum that the sample should have.
     pub(crate) crc32c: u32,
+    /// The chunk whose memory the batch shares.
     pub(crate) chunk: u32,
     /// The number of the read that filled the chunk's memory.
     pub(crate) load: u32,

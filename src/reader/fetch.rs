@@ -30,8 +30,10 @@ pub(crate) struct FetchSample {
     pub(crate) id: SampleId,
     /// Position in the batch, or in the chunk.
     pub(crate) index: u32,
+    /// First byte in the buffer.
     pub(crate) buf_offset: usize,
     pub(crate) len_bytes: u32,
+    /// The checksum in the directory.
     pub(crate) crc32c: u32,
 }
 
@@ -41,6 +43,7 @@ pub(crate) struct Fetch {
     pub(crate) transfers: Vec<Transfer>,
     /// By ascending `buf_offset`.
     pub(crate) samples: Vec<FetchSample>,
+    /// Length of the buffer.
     pub(crate) len_bytes: usize,
 }
 
@@ -139,7 +142,7 @@ pub(crate) fn plan_samples(
     let mut rest: &[SampleRequest] = requests;
     while let Some(first) = rest.first() {
         let geometry = geometry[usize::from(first.extent.namespace)];
-        let range = Range::starting_with(rest, geometry, merge, max_fetch_bytes);
+        let range = BlockRange::starting_with(rest, geometry, merge, max_fetch_bytes);
         if fetch.len_bytes > 0 && fetch.len_bytes + range.len_bytes() > max_fetch_bytes {
             out.push(std::mem::replace(&mut fetch, free.pop().unwrap_or_default()));
         }
@@ -187,7 +190,7 @@ pub(crate) fn plan_chunk(
         return;
     }
     let geometry = geometry[usize::from(namespace)];
-    let range = Range {
+    let range = BlockRange {
         namespace,
         start: start - start % u64::from(geometry.block_len_bytes),
         end: block_end(end, geometry),
@@ -203,6 +206,7 @@ pub(crate) fn plan_chunk(
     range.append_to(fetch, &[], geometry);
 }
 
+/// Returns whether all samples have one length, and each is whole blocks.
 fn equal_whole_blocks(requests: &[SampleRequest], geometry: &[Geometry]) -> bool {
     let Some(first) = requests.first() else { return false };
     let len = first.extent.len_bytes;
@@ -215,25 +219,28 @@ fn equal_whole_blocks(requests: &[SampleRequest], geometry: &[Geometry]) -> bool
         })
 }
 
-/// A contiguous range of a namespace that holds the first `samples` of a list.
-struct Range {
+/// A contiguous range of whole blocks of a namespace.
+struct BlockRange {
     namespace: u16,
+    /// First byte, and the byte after the last one.
     start: u64,
     end: u64,
+    /// The range holds this many samples, from the front of the list that it was made from.
     samples: usize,
 }
 
-impl Range {
+impl BlockRange {
+    /// The range of the first sample of `list`, and of the following ones that may share its commands.
     fn starting_with(
         list: &[SampleRequest],
         geometry: Geometry,
         merge: Merge,
         max_fetch_bytes: usize,
-    ) -> Range {
+    ) -> BlockRange {
         let first = list[0].extent;
         let block = u64::from(geometry.block_len_bytes);
         let start = first.offset_bytes - first.offset_bytes % block;
-        let mut range = Range { namespace: first.namespace, start, end: start, samples: 1 };
+        let mut range = BlockRange { namespace: first.namespace, start, end: start, samples: 1 };
         if first.len_bytes > 0 {
             range.end = extent_end(&first, geometry);
         }
@@ -277,20 +284,21 @@ impl Range {
         left.min(to_next as usize)
     }
 
+    /// Appends the range to `fetch`, with the samples that it holds.
     fn append_to(&self, fetch: &mut Fetch, samples: &[SampleRequest], geometry: Geometry) {
         let base = fetch.len_bytes;
-        for requests in samples {
-            let skip = if requests.extent.len_bytes == 0 {
+        for request in samples {
+            let skip = if request.extent.len_bytes == 0 {
                 0
             } else {
-                (requests.extent.offset_bytes - self.start) as usize
+                (request.extent.offset_bytes - self.start) as usize
             };
             fetch.samples.push(FetchSample {
-                id: requests.id,
-                index: requests.index,
+                id: request.id,
+                index: request.index,
                 buf_offset: base + skip,
-                len_bytes: requests.extent.len_bytes,
-                crc32c: requests.extent.crc32c,
+                len_bytes: request.extent.len_bytes,
+                crc32c: request.extent.crc32c,
             });
         }
         let mut done = 0;
@@ -308,10 +316,12 @@ impl Range {
     }
 }
 
+/// The end of the last block of a sample.
 fn extent_end(extent: &Extent, geometry: Geometry) -> u64 {
     block_end(extent.offset_bytes + u64::from(extent.len_bytes), geometry)
 }
 
+/// The end of the block that ends at or after byte `end`.
 fn block_end(end: u64, geometry: Geometry) -> u64 {
     round_up(end, u64::from(geometry.block_len_bytes))
         .expect("the directory holds only extents below 2^63")
@@ -320,7 +330,9 @@ fn block_end(end: u64, geometry: Geometry) -> u64 {
 /// The plans of one reader or driver, one after the other.
 #[derive(Default)]
 pub(crate) struct SamplePlans {
+    /// The geometry of each namespace of the image.
     pub(crate) geometry: Vec<Geometry>,
+    /// Memory for looking extents up.
     slots: Vec<Slot>,
     /// Extents of the last looked up samples; `None` for a sample that does not exist.
     pub(crate) extents: Vec<Option<Extent>>,
@@ -328,6 +340,7 @@ pub(crate) struct SamplePlans {
     pub(crate) requests: Vec<SampleRequest>,
     /// The planned reads.
     pub(crate) fetches: Vec<Fetch>,
+    /// Empty plans, to be used again.
     free: Vec<Fetch>,
 }
 

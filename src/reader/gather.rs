@@ -45,7 +45,7 @@ impl Reader {
         batch: &mut Batch,
         call: &mut Call<'_>,
     ) -> Result<Vec<(usize, Error)>> {
-        let first_token = self.next_token;
+        let first_token = self.last_token;
         let failures = Vec::new();
         let mut gathered = Gathered { batch, out: IoBuf::empty(), failures, held_bytes: 0 };
         let result = self.gather_all(ids, &mut gathered, call);
@@ -120,7 +120,7 @@ impl Reader {
     }
 }
 
-/// The samples of one call.
+/// The samples that one call has read so far.
 struct Gathered<'a> {
     batch: &'a mut Batch,
     /// All copied samples, one after the other in the order of the ids.

@@ -16,13 +16,18 @@ use super::fetch::{Fetch, FetchSample, Transfer};
 /// A fetch in flight.
 #[derive(Default)]
 pub(super) struct InFlight {
+    /// The token that the caller has given the fetch.
     pub(super) token: u64,
-    /// The index of its image in the pump.
+    /// The index of the fetch's image in the pump.
     pub(super) image: u32,
     pub(super) fetch: Fetch,
+    /// The state of each transfer of the fetch.
     pub(super) states: Vec<TransferState>,
+    /// The number of transfers that have not completed.
     pub(super) waiting: usize,
+    /// Samples that must not be used: index into `fetch.samples`, and error.
     pub(super) failures: Vec<(usize, Error)>,
+    /// Transfers that could not be read: index into `fetch.transfers`, and error.
     pub(super) unread: Vec<(usize, Error)>,
     /// The number of transfers that have failed.
     pub(super) num_failed: usize,
@@ -34,6 +39,7 @@ pub(super) struct InFlight {
     /// The first sample after the last completed transfer. Transfers usually complete in order; then it is the
     /// first sample of the next transfer.
     pub(super) next_sample: usize,
+    /// Set if the caller has abandoned the fetch: its buffers are released when its reads complete.
     pub(super) abandoned: bool,
 }
 
@@ -170,6 +176,7 @@ impl InFlight {
         repeat
     }
 
+    /// The checksum of the bytes that were read of a sample.
     fn checksum(&self, sample: &FetchSample) -> u32 {
         let end = sample.buf_offset + sample.len_bytes as usize;
         self.fetch.transfers_of(sample).fold(0, |crc, transfer| {
@@ -208,6 +215,7 @@ impl InFlight {
         Vec::new()
     }
 
+    /// Replaces a failed transfer by its `pieces`; returns those to read: all, or only the first and the last.
     fn split(&mut self, transfer: usize, mut pieces: Vec<Transfer>, only_ends: bool) -> Vec<usize> {
         let TransferState { buf, failed, .. } = std::mem::take(&mut self.states[transfer]);
         let mut rest = buf.expect("no read of it is outstanding");
@@ -294,6 +302,7 @@ fn is_right(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> bool
     }
 }
 
+/// The error of a sample with the wrong checksum `found`.
 fn corrupt(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> Error {
     let learned = learned.and_then(|learned| learned.get(sample.id));
     let expected = learned.unwrap_or(sample.crc32c);

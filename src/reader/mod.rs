@@ -3,8 +3,8 @@
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an order
 //! on its own thread. `fetch` plans reads, `pump` submits and polls
 //! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `gather` reads thousands of
-//! scattered samples, and `range` parts of large samples, and whole ranges of a namespace. These modules do not depend
-//! on an engine.
+//! scattered samples, `sample_ranges` parts of large samples, and `range` large ranges of a namespace. These modules do
+//! not depend on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread executes all steps except the last:
 //!
@@ -35,8 +35,11 @@ mod batch;
 mod fetch;
 mod gather;
 mod in_flight;
+mod piece_tables;
 mod pump;
 mod range;
+mod sample_ranges;
+mod superblocks;
 #[cfg(feature = "unverified")]
 pub mod unverified;
 
@@ -54,10 +57,12 @@ use crate::units::{Epoch, SampleId, deadline};
 pub use batch::{Batch, Sample};
 pub(crate) use batch::{BatchOfSource, SampleLocation};
 pub(crate) use fetch::{Fetch, Geometry, Merge, SamplePlans, SampleRequest, plan_chunk};
+pub(crate) use piece_tables::PieceTables;
 pub use pump::ReadStats;
 pub(crate) use pump::{Fetched, Pump};
-pub(crate) use range::{PieceTables, RangeReader, read_superblocks, stale_error};
-pub use range::{Ranges, SampleRange};
+pub(crate) use range::RangeReader;
+pub use sample_ranges::{Ranges, SampleRange};
+pub(crate) use superblocks::{read_superblocks, stale_error};
 
 /// Options of a [`Reader`].
 #[derive(Debug, Clone)]
@@ -102,14 +107,18 @@ pub enum OnError {
 pub struct Reader {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
+    /// `None` if the queue pairs could not be opened again after a fork.
     pump: Option<Forked<Pump>>,
     latency: Arc<Recorder>,
     pieces: Arc<PieceTables>,
+    /// The window.
     pool: Pool,
     options: ReaderOptions,
     plans: SamplePlans,
+    /// Set once a warning has said that the window is too small.
     warned: bool,
-    next_token: u64,
+    /// The token of the last fetch.
+    last_token: u64,
 }
 
 impl Reader {
@@ -137,7 +146,7 @@ impl Reader {
             options,
             plans: SamplePlans::new(Vec::new()),
             warned: false,
-            next_token: 0,
+            last_token: 0,
         };
         reader.open_pump()?;
         Ok(reader)
@@ -248,7 +257,7 @@ impl Reader {
     /// Starts `fetches` and returns the token before their first. If one has no memory, abandons those before it: the
     /// next call would take them for its own.
     fn begin_all(&mut self, fetches: impl IntoIterator<Item = Fetch>) -> Result<u64> {
-        let first_token = self.next_token;
+        let first_token = self.last_token;
         let begun = fetches.into_iter().try_for_each(|fetch| {
             let buf = self.allocate(&fetch)?;
             self.begin(fetch, buf)
@@ -261,8 +270,8 @@ impl Reader {
 
     /// Starts a fetch with the next token.
     fn begin(&mut self, fetch: Fetch, buf: IoBuf) -> Result<()> {
-        self.next_token += 1;
-        let token = self.next_token;
+        self.last_token += 1;
+        let token = self.last_token;
         self.pump()?.start(token, fetch, buf);
         Ok(())
     }
@@ -366,7 +375,7 @@ impl Reader {
 
     /// Abandons all fetches that were started after `token`.
     fn abandon_since(&mut self, token: u64) {
-        let last = self.next_token;
+        let last = self.last_token;
         if let Some(pump) = self.pump.as_mut().and_then(Forked::get_mut) {
             (token + 1..=last).for_each(|token| pump.abandon(token));
         }

@@ -103,18 +103,23 @@ pub(crate) struct Pump {
     num_queues: usize,
     /// The number of bytes of all queued or outstanding I/O.
     pending_bytes: usize,
-    /// The pending bytes of each I/O queue that are enough.
+    /// The pending bytes of each I/O queue at which the pump counts as busy.
     enough_bytes: usize,
+    /// Memory for the I/O that is offered to a queue pair; empty between calls.
     staged: VecDeque<Io>,
     in_flight: Slab<InFlight>,
     /// The number of fetches that were started, and neither abandoned nor returned by `next_finished`.
     num_awaited: usize,
+    /// The number of submitted I/O commands that have not completed, and its limit.
     outstanding: usize,
     max_outstanding: usize,
+    /// Memory for the completions of one poll.
     completions: Vec<(usize, Completion)>,
     /// Completions that are not verified yet.
     arrived: VecDeque<Completion>,
+    /// Fetches that `next_finished` has not returned yet.
     finished: VecDeque<Fetched>,
+    /// Empty lists of states, to be used again.
     free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
     /// For each scope, the bytes that its queue pairs read from other places than the origin.
@@ -141,6 +146,7 @@ struct NamespacePairs {
     namespace: Namespace,
     /// Indices of the queue pairs in the poll group.
     indices: Vec<usize>,
+    /// The position in `indices` of the queue pair that takes the next read.
     next: usize,
     /// The number of pieces of transfers that failed since a read of the namespace last succeeded.
     failed_pieces: u32,
@@ -416,6 +422,7 @@ impl Pump {
         self.queued >= self.depth || self.pending_bytes >= self.enough_bytes * self.num_queues
     }
 
+    /// Queues the read of a transfer for the next queue pair of its namespace.
     fn enqueue(&mut self, key: usize, transfer: usize) {
         let in_flight = &mut self.in_flight[key];
         let at = in_flight.fetch.transfers[transfer];
@@ -433,6 +440,7 @@ impl Pump {
         self.queued_tags[pair].push_back(tag);
     }
 
+    /// Submits queued I/O while there is room; returns the number of commands.
     fn submit(&mut self, now: Instant) -> usize {
         let mut submitted = 0;
         for (pair, queue) in self.queues.iter_mut().enumerate() {
@@ -472,6 +480,7 @@ impl Pump {
         self.stats.places = places;
     }
 
+    /// Handles the end of a read: verifies the transfer, and reads it again or counts it as completed.
     fn complete(&mut self, completion: Completion) {
         let (key, transfer) = of_tag(completion.tag);
         let in_flight = &mut self.in_flight[key];
@@ -512,6 +521,7 @@ impl Pump {
         }
     }
 
+    /// Reads a transfer a second time.
     fn repeat(&mut self, key: usize, transfer: usize) {
         self.in_flight[key].states[transfer].repeats += 1;
         self.stats.repeated += 1;
@@ -611,6 +621,7 @@ fn may_help(error: &IoError) -> bool {
     }
 }
 
+/// Adds the sample, its LBA and its namespace to an error.
 fn located(
     error: Error,
     sample: &FetchSample,
