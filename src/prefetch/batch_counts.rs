@@ -13,28 +13,31 @@ use crate::units::Epoch;
 use dlfs_tokens::{RowCounts, count_rows};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, TokenLengths, each};
+use super::dealing::{Dealing, append_tokens};
+use super::mix::{Mix, SourceIds, drawn};
 use super::mixture::SourceLengths;
-use super::run_order::{Mix, SourceIds, drawn, order_of};
+use super::run_order::order_of;
+use super::token_lengths::TokenLengths;
 
-/// Counts the batches of epochs.
+/// Counts the batches of the epochs of a run.
 #[derive(Debug)]
 pub(crate) struct BatchCounts {
-    over: Over,
+    source: BatchSource,
     options: LoaderOptions,
     budget: Arc<Budget>,
-    /// Positions of an epoch.
+    /// The number of positions of an epoch.
     len: u64,
-    /// The counts of the epoch that was asked for last.
+    /// The counts of the last epoch that was counted, since counting takes long.
     last: Mutex<Option<Counted>>,
 }
 
-/// An epoch along an order, and its batches in each window, or its rows in each phase if batches are of rows.
+/// An epoch along an order, and the number of its batches in each window; if batches are of rows, of its rows in each
+/// phase.
 type Counted = ((OrderSpec, Epoch), Arc<[u64]>);
 
 /// The data set or the mixture that batches are cut from.
 #[derive(Debug)]
-enum Over {
+enum BatchSource {
     Dataset(Arc<Directory>, TokenLengths),
     Mixture(Arc<Mix>, SourceLengths),
 }
@@ -51,20 +54,20 @@ impl BatchCounts {
         options: &LoaderOptions,
     ) -> Result<Option<BatchCounts>> {
         let Some(budget) = &options.budget else { return Ok(None) };
-        let (over, len) = match mix {
+        let (source, len) = match mix {
             None => {
                 let lengths = TokenLengths::new(directory, budget, options.too_long)?;
                 let len = options.epoch_len(directory.num_live());
-                (Over::Dataset(Arc::clone(directory), lengths), len)
+                (BatchSource::Dataset(Arc::clone(directory), lengths), len)
             }
             Some(mix) => {
                 let lengths = SourceLengths::new(mix, budget, options.too_long)?;
-                (Over::Mixture(Arc::clone(mix), lengths), mix.mixture.epoch_size())
+                (BatchSource::Mixture(Arc::clone(mix), lengths), mix.mixture.epoch_size())
             }
         };
         let budget = Arc::clone(budget);
         let last = Mutex::default();
-        Ok(Some(BatchCounts { over, options: options.clone(), budget, len, last }))
+        Ok(Some(BatchCounts { source, options: options.clone(), budget, len, last }))
     }
 
     /// Returns whether batches are of rows, which [`BatchCounts::rows`] counts.
@@ -86,7 +89,7 @@ impl BatchCounts {
     /// # Errors
     /// A document has no length.
     pub(crate) fn of_sources(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<(u64, u64)>> {
-        let Over::Mixture(mix, lengths) = &self.over else { return Ok(Vec::new()) };
+        let BatchSource::Mixture(mix, lengths) = &self.source else { return Ok(Vec::new()) };
         let mut mixture = mix.mixture.clone();
         let mut ids = SourceIds::new(mix, order);
         let mut samples = Vec::new();
@@ -109,7 +112,7 @@ impl BatchCounts {
         Ok(sums)
     }
 
-    /// The batches of all ranks from `at` to the end of its epoch.
+    /// The number of batches of all ranks from `at` to the end of its epoch.
     ///
     /// The first call for an epoch draws and sorts the whole epoch, in some 100 ns a sample.
     ///
@@ -156,6 +159,7 @@ impl BatchCounts {
         whole.sum()
     }
 
+    /// The number of ranks, at least 1.
     fn num_ranks(&self) -> u64 {
         u64::from(self.options.world_size.max(1))
     }
@@ -190,7 +194,7 @@ impl BatchCounts {
         Ok(samples)
     }
 
-    /// Returns whether this rank has another batch from `at` to the end of its epoch. Cuts the windows of two rounds.
+    /// Returns whether this rank has another batch from `at` to the end of its epoch. Cuts only the next windows.
     pub(crate) fn has_batch(&self, at: &State) -> Result<bool> {
         let from = (self.shard()?.after(at.consumed), at.place);
         let mut batches = self.deal(&at.order, at.epoch, from)?;
@@ -203,6 +207,7 @@ impl BatchCounts {
         Shard::new(rank, world_size, tail)
     }
 
+    /// The batches of an epoch for the share and from the place of `from`.
     fn deal(
         &self,
         order: &OrderSpec,
@@ -218,18 +223,19 @@ impl BatchCounts {
         })
     }
 
+    /// The tokens at the positions of an epoch.
     fn tokens_at(&self, spec: &OrderSpec, epoch: Epoch) -> Result<TokensAt<'_>> {
-        match &self.over {
-            Over::Dataset(directory, lengths) => {
+        match &self.source {
+            BatchSource::Dataset(directory, lengths) => {
                 let mut order = order_of(spec, epoch, directory, self.options.weights.as_ref())?;
                 let mut ids = Vec::new();
                 Ok(Box::new(move |range, tokens| {
                     ids.clear();
                     order.ids(&**directory, range, &mut ids);
-                    each(&ids, tokens, |&id| lengths.of(id))
+                    append_tokens(&ids, tokens, |&id| lengths.of(id))
                 }))
             }
-            Over::Mixture(mix, lengths) => {
+            BatchSource::Mixture(mix, lengths) => {
                 let mut mixture = mix.mixture.clone();
                 let mut ids = SourceIds::new(mix, spec);
                 let mut samples = Vec::new();
@@ -244,16 +250,19 @@ impl BatchCounts {
     }
 }
 
-/// The batches of one epoch, as numbers of samples.
+/// The batches of a rank in one epoch, as numbers of samples.
 struct Batches<'a> {
     dealing: Dealing<()>,
+    /// See [`Dealing::next`].
     at: (Epoch, Shard, Option<RowPlace>),
     len: u64,
     tokens_at: TokensAt<'a>,
+    /// Memory for one batch: only the number of samples counts.
     samples: Vec<()>,
 }
 
 impl Batches<'_> {
+    /// The number of samples of the next batch.
     fn next(&mut self) -> Result<Option<(u64, Dealt)>> {
         let Batches { dealing, at, len, tokens_at, samples } = self;
         samples.clear();

@@ -21,11 +21,13 @@ use crate::units::Slot;
 
 use super::OnError;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, Planner, Residency, SampleDriver,
-    SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, Planner, SourceDriver,
 };
-use super::stream::{Fed, Head, Stream};
-use super::window::{Memory, Priority};
+use super::memory::{Memory, Priority};
+use super::residency::Residency;
+use super::sample_driver::SampleDriver;
+use super::stream::{Fed, Stream};
+use super::walk::Head;
 
 /// Issues one read per chunk.
 pub(super) struct ChunkDriver {

@@ -20,9 +20,11 @@ use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, LayoutSink, TokenLengths, samples_of_batch};
-use super::run_order::{Drawn, Mix, SourceIds, drawn};
-use super::stream::{Head, Taken, Walk};
+use super::dealing::Dealing;
+use super::layouts::LayoutSink;
+use super::mix::{Drawn, Mix, SourceIds, drawn};
+use super::token_lengths::{TokenLengths, samples_of_batch};
+use super::walk::{Head, Taken, Walk};
 
 impl Mix {
     /// The state in which a run with these options begins. Its image is the hash of the mixture's definition.

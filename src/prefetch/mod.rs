@@ -1,21 +1,22 @@
 //! Reads batches ahead along an order, across epochs, within a bounded window of memory.
 //!
 //! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them through the `reader`'s
-//! pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data stays in memory: `driver`
-//! has one that reads each batch by itself, `chunks` reads whole chunks and hands samples out of them, and `passes`
+//! pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data stays in memory:
+//! `sample_driver` reads each batch by itself, `chunks` reads whole chunks and hands samples out of them, and `passes`
 //! reads chunks that do not fit the window, and tiny samples in global order, in several passes. `working_set` selects
 //! the driver, and estimates the chunks that a grouped order has open.
 //!
 //! | files | what |
 //! |---|---|
-//! | `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
-//! | `run_order`, `mixture` | the samples of each source in the batches of a mixture |
-//! | `budgeted`, `batch_counts` | batches by a token budget or rows of tokens, and their number |
-//! | `mix_driver` | a driver that reads a mixture through one driver per source |
-//! | `driver` | the trait of drivers |
-//! | `start`, `poller` | construction of a prefetcher, its thread, and batches in one buffer for those who want them |
-//! | `window` | memory and its background faulting, allocation by priority |
-//! | `waits` | the causes of the consumer's waits, and events of both threads |
+//! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
+//! | `mix`, `mixture` | data sets that are read as one sequence, and the batches of a mixture |
+//! | `token_lengths`, `dealing`, `layouts`, `batch_counts` | batches by a token budget, or as rows of tokens |
+//! | `driver`, `residency` | the trait of drivers and what they share |
+//! | `mix_driver`, `mix_plan` | a driver that reads a mixture through one driver per source |
+//! | `start`, `poller` | construction of a prefetcher, and its thread |
+//! | `copiers`, `spares` | batches on their way to the consumer, in one buffer if it wants that, and back |
+//! | `window`, `memory` | the window and its background faulting; allocation by priority |
+//! | `waits`, `trace` | the causes of the consumer's waits; events of both threads |
 //! | `node` | one prefetcher for all ranks of a node |
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
@@ -32,19 +33,30 @@
 //! ones. A write after that changes a batch that the caller already holds.
 
 mod batch_counts;
-mod budgeted;
 mod chunks;
+mod copiers;
+mod dealing;
 mod driver;
+mod layouts;
+mod memory;
+mod mix;
 mod mix_driver;
+mod mix_plan;
 mod mixture;
 mod node;
 mod options;
 mod passes;
 mod poller;
+mod residency;
 mod run_order;
+mod sample_driver;
+mod spares;
 mod start;
 mod stream;
+mod token_lengths;
+mod trace;
 mod waits;
+mod walk;
 mod window;
 mod working_set;
 
@@ -72,19 +84,22 @@ use crate::threads::Fate;
 use crate::units::{Epoch, SampleId};
 
 pub(crate) use batch_counts::BatchCounts;
-pub(crate) use budgeted::samples_of_batch;
-pub use budgeted::{Layouts, TokenLengths};
+pub use layouts::Layouts;
+pub use mix::Mix;
 pub(crate) use mixture::MixIds;
 pub(crate) use node::{NodeClient, Origin, reading};
 pub use options::{Batching, LoaderOptions, NodePlace};
-pub use run_order::Mix;
-pub(crate) use stream::{Head, Stream};
-pub use waits::Trace;
+pub(crate) use stream::Stream;
+pub use token_lengths::TokenLengths;
+pub(crate) use token_lengths::samples_of_batch;
+pub use trace::Trace;
+pub(crate) use walk::Head;
 pub(crate) use window::Window;
 
-use driver::{Delivery, Residency};
+use driver::Delivery;
 use poller::Poller;
-use stream::Spares;
+use residency::Residency;
+use spares::Spares;
 use waits::Seen;
 
 /// The result of [`Prefetcher::next_within`].
@@ -103,6 +118,7 @@ pub struct Prefetcher {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
     pub(crate) options: LoaderOptions,
+    /// `None` if the poller could not be started again after a fork.
     poller: Option<Forked<Poller>>,
     pub(crate) course: Course,
     /// The number of samples that this loader has to deliver, according to the order; `None` if it is known only
@@ -118,7 +134,9 @@ pub struct Prefetcher {
 pub(crate) struct Course {
     /// The state of the run after the last delivered batch.
     pub(crate) state: State,
+    /// Set once the last batch of the run has been delivered.
     ended: bool,
+    /// The first error of the run: its kind and text.
     failed: Option<(ErrorKind, String)>,
     /// The counters of deliveries and waits.
     pub(crate) stats: LoaderStats,
@@ -140,12 +158,12 @@ impl Course {
         Err(Error::new(*kind, text.clone()))
     }
 
-    /// Notes the error of a call, which all later ones return.
+    /// Notes the error of a call: all later calls return it.
     fn noted<T>(&mut self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.failed = Some((error.kind(), error.to_string())))
     }
 
-    /// Counts a batch, and moves behind it: `after` is the state of the run then.
+    /// Counts a delivered batch, and moves the state to `after`, the position behind it.
     fn deliver(
         &mut self,
         batch: &Batch,
@@ -165,7 +183,7 @@ type Position = (Epoch, u64);
 
 /// State that the poller and the consumer share.
 #[derive(Default)]
-struct Shared {
+struct LoaderShared {
     stop: AtomicBool,
     /// Set while the consumer waits for a batch.
     waiting: AtomicBool,
@@ -174,12 +192,16 @@ struct Shared {
     /// The consumer's waits, by cause.
     seen: Seen,
     residency: Arc<Residency>,
+    /// Empty batches that the consumer has returned.
     spares: Spares,
+    /// The poller's counters of reads.
     read: Mutex<ReadStats>,
     latency: Arc<Recorder>,
+    /// The number of buffers outside the window.
     over_window: AtomicU64,
     /// Time that the poller has slept waiting for the consumer.
     blocked_ns: AtomicU64,
+    /// Bytes copied to gather batches into one buffer.
     copied_bytes: AtomicU64,
     /// Chunks in which the consumer found overwritten samples, which the poller is to read again: source, chunk number,
     /// and number of the read that filled the memory.
@@ -190,7 +212,7 @@ struct Shared {
 
 /// Wakes the poller when memory of the window was returned.
 pub(crate) struct Returns {
-    shared: Arc<Shared>,
+    shared: Arc<LoaderShared>,
     waker: Waker,
 }
 
@@ -323,7 +345,7 @@ impl Prefetcher {
         stats
     }
 
-    /// A handle with which another thread says that it has dropped a batch.
+    /// A handle by which another thread reports that it has dropped a batch.
     pub(crate) fn returns(&self) -> Option<Returns> {
         let poller = self.poller()?;
         Some(Returns { shared: Arc::clone(&poller.shared), waker: poller.waker.clone() })
@@ -352,6 +374,7 @@ impl Prefetcher {
         self.poller.as_ref().and_then(Forked::get)
     }
 
+    /// Receives the next message; `None`: there is none within `limit`. Keeps `emptied` for later batches.
     fn receive(&mut self, emptied: Batch, limit: Duration) -> Result<Option<Message>> {
         self.notice_fork()?;
         let Some(poller) = self.poller.as_mut().and_then(Forked::get_mut) else {
@@ -414,7 +437,11 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// Returns the number of samples that could not be read again and were skipped.
+    /// Verifies the samples of a batch in memory kept from an earlier epoch, and reads overwritten ones again. Returns
+    /// the number of samples that could not be read again and were skipped.
+    ///
+    /// # Errors
+    /// Such a sample cannot be read, unless it is to be skipped.
     fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
         let mut wrong = batch.rewritten();
         if wrong.is_empty() {
@@ -460,6 +487,7 @@ impl Prefetcher {
         Ok(num_failed)
     }
 
+    /// The reader for overwritten samples of a source.
     fn reader_again(&mut self, source: u32) -> Result<&mut Reader> {
         let (directory, devices) = match &self.options.mixture {
             Some(mix) => {

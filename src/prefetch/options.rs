@@ -12,9 +12,9 @@ use crate::order::{Locality, OrderKind, OrderSpec, Shard, Sharding, State, Tail}
 use crate::qpair::Cpus;
 use crate::reader::OnError;
 
-use super::budgeted::Layouts;
-use super::run_order::Mix;
-use super::waits::Trace;
+use super::layouts::Layouts;
+use super::mix::Mix;
+use super::trace::Trace;
 
 /// Options of a [`Prefetcher`](super::Prefetcher). Begin with [`LoaderOptions::new`]: defaults alone make no run.
 #[derive(Debug, Clone, Default)]

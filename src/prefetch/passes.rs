@@ -33,8 +33,9 @@ use crate::units::SampleId;
 
 use super::OnError;
 use super::driver::{Delivery, Driver, LeftOut};
-use super::stream::{Head, Stream};
-use super::window::{Memory, Priority};
+use super::memory::{Memory, Priority};
+use super::stream::Stream;
+use super::walk::Head;
 
 /// Issues one read per pass.
 pub(super) struct PassDriver {

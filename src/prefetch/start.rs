@@ -10,13 +10,18 @@ use crate::qpair::Device;
 use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
 use super::chunks::ChunkDriver;
-use super::driver::{Driver, Parts, Residency, SampleDriver};
+use super::driver::{Driver, Parts};
+use super::memory::Memory;
 use super::passes::PassDriver;
 use super::poller::Poller;
+use super::residency::Residency;
+use super::sample_driver::SampleDriver;
 use super::stream::Stream;
-use super::window::{Memory, Window};
+use super::window::Window;
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS, page_cached};
-use super::{Batching, Course, LoaderOptions, Prefetcher, READY_BATCHES, Shared, mix_driver};
+use super::{
+    Batching, Course, LoaderOptions, LoaderShared, Prefetcher, READY_BATCHES, mix_driver, mix_plan,
+};
 
 impl Prefetcher {
     /// Allocates the window of a loader with these options. A background thread faults it in.
@@ -29,7 +34,7 @@ impl Prefetcher {
         options: &LoaderOptions,
     ) -> Result<Arc<Window>> {
         if let Some(mix) = &options.mixture {
-            return mix_driver::window(mix, options);
+            return mix_plan::window(mix, options);
         }
         let batching = options.batching_on(directory, devices)?;
         if batching == Batching::Chunk {
@@ -110,7 +115,7 @@ impl Prefetcher {
             let room = options.batch_size.min(ROOM_SAMPLES);
             spares.keep(Batch::with_capacity(room, ROOM_BUFFERS));
         }
-        let shared = Arc::new(Shared { residency, spares, ..Shared::default() });
+        let shared = Arc::new(LoaderShared { residency, spares, ..LoaderShared::default() });
         let window = window
             .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());

@@ -3,17 +3,14 @@
 //! While the consumer waits, the poller adds the time of each turn to the cause that it saw after the turn before.
 //! When the wait ends, the consumer divides the time that it has measured in the same proportions. So the causes
 //! add up to the whole wait, and neither thread reads the clock more often.
-//!
-//! A [`Trace`] has the events of both threads, for [`LoaderOptions::trace`](super::LoaderOptions).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::report::{Cause, EventKind, Stalls};
 
-use crate::process::Forked;
-use crate::report::{Cause, Event, EventKind, Events, Stalls, Timeline, trace_to_json};
+use super::trace::Trace;
 
 /// The causes of the consumer's waits, as the poller sees them. Only the poller writes; one cache line.
 #[repr(align(64))]
@@ -160,71 +157,6 @@ impl Divider {
             let now = usize::from(seen.now.load(Ordering::Relaxed));
             stalls.add(Cause::ALL[now], waited);
         }
-    }
-}
-
-/// The newest events of a run. Threads take an uncontended lock once a turn. A forked child has its own events,
-/// since it may inherit a lock that a thread of its parent holds.
-#[derive(Debug, Default)]
-pub struct Trace(Forked<Run>);
-
-#[derive(Debug, Default)]
-struct Run {
-    /// The start of the run: the first call for a batch.
-    began: OnceLock<Instant>,
-    consumer: Mutex<Events>,
-    poller: Mutex<Events>,
-}
-
-impl Trace {
-    /// A trace without events.
-    pub fn new() -> Trace {
-        Trace::default()
-    }
-
-    /// The events so far in Chrome's trace format, which <https://ui.perfetto.dev> shows, with rates from `timeline`.
-    pub fn to_json(&self, timeline: Option<&Timeline>) -> String {
-        let run = self.run();
-        let consumer = run.consumer.lock().clone();
-        let poller = run.poller.lock().clone();
-        trace_to_json(&consumer, &poller, timeline)
-    }
-
-    fn run(&self) -> &Run {
-        self.0.get_or_init(Run::default)
-    }
-
-    /// The start of the run; `now` if this is the first call.
-    pub(crate) fn began(&self, now: Instant) -> Instant {
-        *self.run().began.get_or_init(|| now)
-    }
-
-    /// Records a call of the consumer.
-    pub(crate) fn consumer(&self, event: Event) {
-        self.run().consumer.lock().push(event);
-    }
-
-    fn poller(&self, begin: Instant, end: Instant, kind: EventKind) {
-        let began = self.began(begin);
-        let len = end.saturating_duration_since(begin);
-        let begin = begin.saturating_duration_since(began);
-        let mut events = self.run().poller.lock();
-        if let Some(last) = events.last_mut()
-            && goes_on(last.kind, kind)
-        {
-            last.len = begin + len - last.begin;
-            return;
-        }
-        events.push(Event { begin, len, kind });
-    }
-}
-
-/// Returns whether the poller's activity has not changed.
-fn goes_on(last: EventKind, kind: EventKind) -> bool {
-    match (last, kind) {
-        (EventKind::Work, EventKind::Work) => true,
-        (EventKind::Sleep { cause: last }, EventKind::Sleep { cause }) => last == cause,
-        _ => false,
     }
 }
 

@@ -8,8 +8,8 @@ use crate::cache::{Listener, connect_to};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::prefetch::poller::gather;
-use crate::prefetch::stream::{Head, Walk};
+use crate::prefetch::copiers::gather;
+use crate::prefetch::walk::{Head, Walk};
 use crate::prefetch::window::registrar;
 use crate::prefetch::{Course, LoaderOptions, LoaderStats, NextBatch, NodePlace};
 use crate::reader::{Batch, SampleLocation};
@@ -17,46 +17,52 @@ use crate::report::Cause;
 use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId};
 
-use super::link::{BatchHead, LOOSE, Link, Received, SamplePlace, ToClient, ToOwner, unknown};
+use super::link::{Link, Received};
+use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner, unknown};
 use super::owner::Owner;
 use super::puller::Origin;
 use super::{reading, seat, socket_name};
 
 /// A run of one rank, read by its node's loader.
 pub(crate) struct NodeClient {
+    /// Makes the node's prefetcher, if this process becomes the owner.
     origin: Origin,
+    /// The options of this rank.
     options: LoaderOptions,
     place: NodePlace,
     directory: Arc<Directory>,
     pub(crate) course: Course,
-    /// The batches that the rank is owed; `None` for batches by a budget, whose samples it would have to look at.
+    /// Computes the batches of this rank, to check those of the owner. `None` for batches by a budget: to compute them
+    /// takes the lengths of all samples.
     walk: Option<Walk>,
-    /// The position of the next batch by `walk`.
+    /// The next batch by `walk`.
     next: Option<Head>,
+    /// The connection to the owner; `None`: there is none yet, or the owner has ended.
     link: Option<Link>,
+    /// The owner's threads, if this process is the owner.
     owner: Option<Owner>,
-    /// The number of positions that it has asked for.
+    /// The number of the current request: see [`ToOwner::Want`].
     turn: u32,
     /// A message that arrived while another was awaited.
     pending: Option<ToClient>,
-    /// The time of the next attempt to connect, and the pause behind it.
+    /// The time of the next attempt to connect, and the pause after it.
     retry: Instant,
     pause: Duration,
-    /// The time that it has waited for the next batch in earlier calls.
+    /// The time that earlier calls have waited for the next batch.
     waited: Duration,
-    /// Until then, a place that is taken may become free.
+    /// Until this time the process that has this rank's seat may still be ending, so [`ErrorKind::Busy`] is not final.
     busy_until: Instant,
-    /// Set once it has had a connection: ranks then need not be awaited again for long.
+    /// Set once this process has had a connection: a new owner then waits only briefly for the other ranks.
     was_connected: bool,
     /// The layout of the last batch, if batches are rows of tokens.
     pub(crate) layout: Layout,
 }
 
 impl NodeClient {
-    /// Joins the loader of the node, or begins it. `len` is the number of positions of an epoch.
+    /// Connects to the owner of the node's loader, or becomes the owner. `len` is the number of positions of an epoch.
     ///
     /// # Errors
-    /// `Busy`: another process has this rank's place. Errors of beginning.
+    /// `Busy`: another process has this rank's seat. Errors of [`Owner::start`] and [`Link::open`].
     pub(crate) fn start(
         origin: Origin,
         (options, place): (LoaderOptions, NodePlace),
@@ -89,7 +95,7 @@ impl NodeClient {
         Ok(client)
     }
 
-    /// Goes on from `state`, at the same place.
+    /// Continues from `state`, with the same seat.
     ///
     /// # Errors
     /// As [`NodeClient::start`].
@@ -107,7 +113,7 @@ impl NodeClient {
         Ok(client)
     }
 
-    /// Counts the batches from the current state on.
+    /// Begins a turn at the current state.
     fn begin(&mut self, len: u64) -> Result<()> {
         self.turn += 1;
         self.walk = None;
@@ -119,7 +125,7 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Moves to the next batch by `walk`.
+    /// Computes the next batch by `walk`, if there is a walk.
     fn step(&mut self) {
         if let Some(walk) = &mut self.walk {
             self.next = walk.next_taken().map(|taken| taken.head);
@@ -138,12 +144,13 @@ impl NodeClient {
         self.course.noted(taken)
     }
 
+    /// Waits for the next batch of this turn, and fills `batch` with it.
     fn take(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
         let began = Instant::now();
         let until = began + limit;
         loop {
             let Some(message) = self.receive(until)? else {
-                // The cause comes with the batch.
+                // The cause of the wait comes with the batch.
                 self.waited += began.elapsed();
                 return Ok(NextBatch::Later);
             };
@@ -175,7 +182,7 @@ impl NodeClient {
         }
     }
 
-    /// The next message; `None`: there is none yet.
+    /// The next message; `None`: none has arrived by `until`. Connects to the next owner if the last one has ended.
     fn receive(&mut self, until: Instant) -> Result<Option<ToClient>> {
         loop {
             if let Some(message) = self.pending.take() {
@@ -193,7 +200,10 @@ impl NodeClient {
         }
     }
 
-    /// The owner has ended: another rank, or this one, is the next.
+    /// Handles the owner's end: another rank or this one will be the next owner.
+    ///
+    /// # Errors
+    /// This process was the owner, and one of its threads died.
     fn lose_owner(&mut self) -> Result<()> {
         self.link = None;
         if let Some(died) = self.owner.take().and_then(|owner| owner.died()) {
@@ -205,7 +215,7 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Connects, or waits until `until`; returns whether it is connected.
+    /// Tries to connect until `until`; returns whether it did.
     fn connect_by(&mut self, until: Instant) -> Result<bool> {
         while !self.connect()? {
             let now = Instant::now();
@@ -217,7 +227,7 @@ impl NodeClient {
         Ok(true)
     }
 
-    /// Connects to the owner, or becomes the owner; `false`: neither is possible now.
+    /// Connects to the owner, or becomes the owner and connects. `false`: neither is possible now, so try again.
     fn connect(&mut self) -> Result<bool> {
         if Instant::now() < self.retry {
             return Ok(false);
@@ -251,7 +261,7 @@ impl NodeClient {
             Err(error) => return Err(error.into()),
         };
         let link = match Link::open(stream, seat(&self.place, &self.options)) {
-            // The process that had the place may just have ended, or be a start of ours that is given up.
+            // The process that had the seat may just be ending, or this process may have had it before.
             Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < self.busy_until => {
                 return Ok(false);
             }
@@ -268,7 +278,7 @@ impl NodeClient {
         Ok(true)
     }
 
-    /// Tells the owner where to go on.
+    /// Asks the owner for the batches from the current state on.
     fn want(&self) {
         let State { epoch, consumed, .. } = self.course.state;
         let position = (epoch.0, consumed);
@@ -279,7 +289,8 @@ impl NodeClient {
         self.link.iter().for_each(|link| link.push(message));
     }
 
-    /// Fills `batch` with what the message describes; `false`: its bytes are gone with the owner.
+    /// Fills `batch` with the batch that a message describes. `false`: the owner has ended, and the bytes outside the
+    /// window with it.
     fn fill(
         &mut self,
         batch: &mut Batch,
@@ -299,10 +310,10 @@ impl NodeClient {
             Some(mix) => batch.reset_mixed(&mix.directories, Epoch(head.epoch)),
             None => batch.reset(&self.directory, Epoch(head.epoch)),
         }
-        let mut bytes = Bytes { loan, loose: 0, copied: 0, run: None };
+        let mut builder = BatchBuilder { loan, loose: 0, assigned: 0, run: None };
         if let Some(location) = &head.loose {
             match copied(location, samples) {
-                Ok(loose) => bytes.loose = batch.add_buf(loose),
+                Ok(loose) => builder.loose = batch.add_buf(loose),
                 Err(error) if !link.has_ended() => {
                     return Err(error.hint(
                         "ranks of a node need one PID namespace, and enough descriptors (ulimit -n)",
@@ -320,14 +331,14 @@ impl NodeClient {
             if self.options.mixture.is_some() {
                 batch.push_source(sample.source);
             }
-            bytes.push(batch, sample)?;
+            builder.push(batch, sample)?;
         }
-        bytes.close(batch)?;
+        builder.end_run(batch)?;
         self.delivered(batch, head)?;
         Ok(true)
     }
 
-    /// Counts a batch, and moves behind it.
+    /// Gathers a batch into one buffer if the options say so, counts it, and moves the state behind it.
     fn delivered(&mut self, batch: &mut Batch, head: &BatchHead) -> Result<()> {
         if head.ends_epoch {
             batch.set_ends_epoch();
@@ -342,7 +353,8 @@ impl NodeClient {
         Ok(())
     }
 
-    /// The error of a wait of `limit` for other ranks; `None`: it is not they that it waits for.
+    /// Asks the owner whether this rank has waited for other ranks. Returns the error of such a wait of `limit`, or
+    /// `None` if the owner waits for something else.
     pub(crate) fn why_late(&mut self, limit: Duration) -> Option<Error> {
         self.push(ToOwner::Why);
         self.link.iter().for_each(Link::flush);
@@ -392,33 +404,44 @@ impl NodeClient {
     }
 }
 
-/// Adds samples to a batch: those of the window as parts of its memory, neighbours together.
-struct Bytes {
+/// Adds samples to a batch. Samples that are neighbours in the window share a buffer.
+struct BatchBuilder {
+    /// The loan of the window for this batch.
     loan: Loan,
-    /// The buffer of the loose bytes, and those of it that samples have.
+    /// The index of the buffer of the loose bytes, and how many of these bytes have been assigned to samples.
     loose: u32,
-    copied: u64,
-    /// Neighbours in the window: their buffer, and the bytes from where to where.
-    run: Option<(u32, u64, u64)>,
+    assigned: u64,
+    /// The last samples, which are neighbours in the window.
+    run: Option<WindowRun>,
 }
 
-impl Bytes {
+/// A range of the window that becomes one buffer.
+struct WindowRun {
+    /// The index of the buffer in the batch.
+    buf: u32,
+    /// The first byte, and the byte after the last one.
+    start: u64,
+    end: u64,
+}
+
+impl BatchBuilder {
+    /// Adds a sample.
     fn push(&mut self, batch: &mut Batch, sample: &SamplePlace) -> Result<()> {
         let (buf, offset) = if sample.offset & LOOSE != 0 {
-            let offset = self.copied;
-            self.copied += u64::from(sample.len);
+            let offset = self.assigned;
+            self.assigned += u64::from(sample.len);
             (self.loose, offset)
         } else {
             let end = sample.offset + u64::from(sample.len);
             match &mut self.run {
-                Some((buf, start, last)) if *last == sample.offset => {
-                    *last = end;
-                    (*buf, sample.offset - *start)
+                Some(run) if run.end == sample.offset => {
+                    run.end = end;
+                    (run.buf, sample.offset - run.start)
                 }
                 _ => {
-                    self.close(batch)?;
+                    self.end_run(batch)?;
                     let buf = batch.add_buf(SharedBuf::empty());
-                    self.run = Some((buf, sample.offset, end));
+                    self.run = Some(WindowRun { buf, start: sample.offset, end });
                     (buf, 0)
                 }
             }
@@ -428,8 +451,9 @@ impl Bytes {
         Ok(())
     }
 
-    fn close(&mut self, batch: &mut Batch) -> Result<()> {
-        if let Some((buf, start, end)) = self.run.take() {
+    /// Makes the buffer of the last neighbours.
+    fn end_run(&mut self, batch: &mut Batch) -> Result<()> {
+        if let Some(WindowRun { buf, start, end }) = self.run.take() {
             let part = self.loan.part(start as usize, (end - start) as usize);
             batch.set_buf(buf, part.ok_or_else(unknown)?);
         }
@@ -437,7 +461,10 @@ impl Bytes {
     }
 }
 
-/// A copy of the bytes of these samples that do not lie in the window, one after the other.
+/// A copy of the loose bytes of `samples`, one sample after the other.
+///
+/// # Errors
+/// The owner has ended, or its file cannot be opened. The message is invalid.
 fn copied(location: &SealedLocation, samples: &[SamplePlace]) -> Result<SharedBuf> {
     let found = SealedBytes::open(location)?;
     let loose = samples.iter().filter(|sample| sample.offset & LOOSE != 0);
@@ -454,17 +481,17 @@ fn copied(location: &SealedLocation, samples: &[SamplePlace]) -> Result<SharedBu
     Ok(copy.freeze())
 }
 
-/// Short, since another rank may be taking over, and reads soon.
+/// The pauses between attempts to connect, which double. The first is short, since another rank may be becoming the
+/// owner.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long a new owner waits for all ranks before it reads on without those that are missing: at the start of a job,
-/// and after another owner.
+/// The time for which a new owner keeps the shares of missing ranks: at the start of a job, and after another owner.
 const GATHER: Duration = Duration::from_secs(10);
 const GATHER_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long a place that another process has is asked for again.
+/// The time for which a seat that another process has is asked for again.
 const BUSY_WAIT: Duration = Duration::from_secs(2);
 
-/// The timeout of the owner's answer to a question.
+/// The timeout of the owner's answer to [`ToOwner::Why`].
 const WHY_WAIT: Duration = Duration::from_secs(1);

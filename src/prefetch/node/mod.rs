@@ -2,32 +2,36 @@
 //!
 //! The first process that binds the node's socket is the *owner* (`owner.rs`). It reads with one ordinary
 //! prefetcher, whose batches are those of all ranks of the node together, into memory that the other processes map for
-//! reading. Every rank, the owner's own included, is a *client* (`client.rs`) with a *seat*. A message on its
-//! connection describes a batch: ids, and where the bytes lie. So no byte that was read into the window is copied, and
-//! the next batch is normally there when it is asked for: one receive. Bytes that lie elsewhere, lent by a tier in
-//! memory or beside a full window, are copied twice: into a file in memory, and by each rank its own out of it.
+//! reading. Every rank, also that of the owner's process, is a *client* (`client.rs`) with a *seat*: its number on the
+//! node. A message describes a batch: the ids, and the places of the bytes. So bytes in the window are not copied, and
+//! the next batch has usually arrived before it is needed. Bytes outside the window (lent by a tier in memory, or
+//! allocated beside a full window) are copied twice: by the owner into a file in memory, and by each rank out of it.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `deal` | decides which batches are read, sent, dropped and read again; no socket |
-//! | `owner`, `puller` | the two threads of the owner: one serves clients, one waits for the prefetcher |
-//! | `client`, `link` | a rank that takes its batches; its connection, and the messages as bytes |
+//! | `schedule` | decides which batches are read, sent, dropped and read again; no socket |
+//! | `owner`, `puller` | the two threads of the owner: one serves clients, one reads |
+//! | `client`, `link` | a rank that takes its batches; its connection |
+//! | `messages` | the messages, as bytes |
 //!
-//! Invariants: memory is reused only after every connected rank that had a part of it has dropped its batch, or is
-//! gone; so what a client maps never changes under it. Each client says the position that it goes on from, and gets
-//! exactly the batches from there on. When the owner ends, the clients compete for the socket; the winner reads on
-//! from the smallest position that a rank wants, and the others skip what they have had.
+//! Invariants:
+//! - Memory is reused only after every connected rank that had a share of it has dropped its batch or has disconnected.
+//!   So memory that a client reads never changes.
+//! - Each client states the position from which it wants batches, and gets exactly the batches from there on.
+//! - When the owner ends, the clients compete for the socket. The winner reads from the smallest position that a rank
+//!   wants; the others skip the batches that they have had.
 //!
 //! Not here: the order, which `Shard` of `dlfs-order` divides among nodes and ranks, and waiting for ranks of other
 //! nodes.
 //!
-//! Read `deal.rs` first.
+//! Read `schedule.rs` first.
 
 mod client;
-mod deal;
 mod link;
+mod messages;
 mod owner;
 mod puller;
+mod schedule;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -38,11 +42,12 @@ use super::{LoaderOptions, NodePlace};
 pub(crate) use client::NodeClient;
 pub(crate) use puller::Origin;
 
+/// The number of nodes of the job.
 fn num_nodes(place: &NodePlace, options: &LoaderOptions) -> u32 {
     (options.world_size / place.local_world_size.max(1)).max(1)
 }
 
-/// The number of a rank on its node.
+/// The seat of a rank: its number on its node.
 fn seat(place: &NodePlace, options: &LoaderOptions) -> u32 {
     options.rank / num_nodes(place, options)
 }
@@ -69,7 +74,7 @@ pub(crate) fn reading(place: &NodePlace, options: &LoaderOptions, state: State) 
     }
 }
 
-/// The name of the socket: the same exactly for ranks of this node in one run, wherever it is.
+/// The name of the socket: equal for the ranks of this node in one run, at any position of it, and for no others.
 fn socket_name(place: &NodePlace, options: &LoaderOptions, state: &State) -> String {
     let LoaderOptions { epochs, world_size, batch_size, rows, tail, drop_short, .. } = options;
     let mut run = state.clone();

@@ -1,4 +1,4 @@
-//! The owner of a node's loader: serves clients on a thread of its own, and reads on another (`puller.rs`).
+//! The owner of a node's loader: one thread serves the clients, another reads (`puller.rs`).
 
 use std::collections::HashMap;
 use std::io::{ErrorKind as IoKind, Read};
@@ -17,29 +17,32 @@ use crate::buf::Pool;
 use crate::cache::{Listener, is_same_user};
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::prefetch::stream::Head;
+use crate::prefetch::walk::Head;
 use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
 use crate::process::{NotInherited, mark_ours, send_files};
 use crate::threads::{self, Fate, Thread};
 
-use super::deal::{Deal, Part, Share, Step};
-use super::link::{
+use super::messages::{
     BatchHead, MAX_TO_OWNER_BYTES, PROTOCOL, SamplePlace, ToClient, ToOwner, unframe,
 };
 use super::puller::{Answer, Command, Entry, Origin, Pulled, Puller, ring};
+use super::schedule::{NewShare, Schedule, Share, Step};
 
-/// The two threads. They end when it is dropped, and with them the connections.
+/// The two threads of an owner. They end when this is dropped, and with them the connections.
 pub(super) struct Owner {
+    /// Tells the threads to end.
     stop: Arc<AtomicBool>,
+    /// Wakes the thread that serves clients.
     bell: Arc<OwnedFd>,
     threads: Vec<Thread>,
+    /// The reason that a thread died.
     fate: Fate,
     stats: Arc<Mutex<LoaderStats>>,
 }
 
 impl Owner {
-    /// Serves the clients that connect to `listener`. `options` are those of the node's prefetcher. Waits for all ranks
-    /// for up to `gather`.
+    /// Serves the clients that connect to `listener`. `options` are those of the node's prefetcher, and `base` is the
+    /// state of the run at any position. Keeps the shares of missing ranks for up to `gather`.
     ///
     /// # Errors
     /// `OutOfMemory`: the window cannot be allocated. Errors of the operating system.
@@ -74,7 +77,7 @@ impl Owner {
         };
         let seats = options.seats.unwrap_or(1);
         let most_bytes = pool.capacity_bytes() as u64 / 2;
-        // A rank may hold two batches and ask for a third; batches by a budget are of one rank each.
+        // A rank may hold two batches and ask for a third. A batch by a budget is of one rank.
         let least = if options.budget.is_some() { 4 * seats as usize } else { 4 };
         let server = Server {
             listener: Some(listener),
@@ -82,13 +85,12 @@ impl Owner {
             bell: Arc::clone(&bell),
             stop: Arc::clone(&stop),
             clients: Vec::new(),
-            deal: Deal::new(seats, (options.epochs.end, 0), least, most_bytes),
+            schedule: Schedule::new(seats, (options.epochs.end, 0), least, most_bytes),
             gather_until: Instant::now() + gather,
             entries: HashMap::new(),
             run: 0,
-            turn: (0, 0),
+            dealt: (0, 0),
             seats,
-            // Batches by a budget go to the ranks as wholes.
             drops_short_of: match (&options.budget, options.drop_short) {
                 (None, true) => options.batch_size as u64 / u64::from(seats),
                 _ => 1,
@@ -123,52 +125,65 @@ impl Drop for Owner {
         self.stop.store(true, Ordering::Release);
         ring(&self.bell);
         for thread in self.threads.drain(..).rev() {
-            thread.join_within(2 * JOIN_TIMEOUT); // the first waits for the other
+            thread.join_within(2 * JOIN_TIMEOUT); // the thread that serves clients waits for the other
         }
     }
 }
 
-/// The thread that serves clients.
+/// The state of the thread that serves clients.
 struct Server {
+    /// `None` once the owner ends.
     listener: Option<Listener>,
-    /// The end of a pause in which nobody is let in.
+    /// The end of a pause in which no connection is accepted.
     listens_from: Instant,
     bell: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
     clients: Vec<Client>,
-    deal: Deal,
+    schedule: Schedule,
+    /// The time at which the gathering ends.
     gather_until: Instant,
+    /// The batches that clients have or will get, by number.
     entries: HashMap<u64, Entry>,
-    /// The number of positions from which was read.
+    /// The number of the last [`Command::Begin`]. Answers to earlier ones are ignored.
     run: u64,
-    /// Batches by a budget: the epoch, and the number of its batches that were read.
-    turn: (u64, u64),
+    /// For batches by a budget, which go to the seats in turn: the epoch, and the number of its batches so far.
+    dealt: (u64, u64),
+    /// The number of ranks on this node.
     seats: u32,
-    /// A last batch of an epoch is dropped if a rank has fewer samples of it.
+    /// The fewest samples of a share: a rank with fewer of an epoch's last batch gets none.
     drops_short_of: u64,
+    /// Set if a batch is the share of one seat: batches by a budget. Otherwise its samples go to the seats in turn.
     is_whole: bool,
+    /// Set if batches are of a mixture.
     is_mixed: bool,
+    /// The pool of the window.
     pool: Pool,
+    /// Commands to the thread that reads, and its answers.
     commands: Sender<Command>,
     pulled: Receiver<Pulled>,
+    /// Wakes the poller when entries are dropped; `None` until reading has begun.
     returns: Option<Returns>,
 }
 
-/// A connection.
+/// A connection to a client.
 struct Client {
-    /// `None` before its hello, and behind its leave.
+    /// `None` before its [`ToOwner::Hello`], and after its [`ToOwner::Leave`].
     seat: Option<u32>,
-    /// The entries that it has not released, if it has left its seat.
+    /// The entries that the client has not released since it left its seat.
     kept: Vec<u64>,
+    /// Bytes of an incomplete message.
     inbox: Vec<u8>,
-    /// Bytes that the socket has had no room for.
+    /// Bytes that are to be sent.
     outbox: Vec<u8>,
+    /// Set once the connection has ended or has sent an invalid message.
     is_gone: bool,
+    /// Keeps forked children from holding the connection open.
     _own: NotInherited,
     stream: UnixStream,
 }
 
 impl Server {
+    /// Serves clients until the owner ends or the other thread dies.
     fn run(&mut self) {
         while !self.stop.load(Ordering::Acquire) {
             let (is_connecting, readable) = self.wait();
@@ -184,8 +199,8 @@ impl Server {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            if self.deal.gathering && Instant::now() >= self.gather_until {
-                self.deal.stop_gathering();
+            if self.schedule.gathering && Instant::now() >= self.gather_until {
+                self.schedule.stop_gathering();
             }
             self.step();
             self.clients.iter_mut().for_each(Client::flush);
@@ -196,7 +211,8 @@ impl Server {
         }
     }
 
-    /// Waits for something to do; returns whether somebody connects, and the clients that have sent something.
+    /// Waits for a connection, a message, an answer or a timeout. Returns whether a process is connecting, and the
+    /// clients whose sockets are ready.
     fn wait(&self) -> (bool, Vec<usize>) {
         let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
         for client in &self.clients {
@@ -206,7 +222,7 @@ impl Server {
         let listens = Instant::now() >= self.listens_from;
         let listener = self.listener.as_ref().filter(|_| listens).map(Listener::socket);
         fds.extend(listener.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let limit = if self.deal.gathering { GATHER_TICK } else { IDLE_WAIT };
+        let limit = if self.schedule.gathering { GATHER_TICK } else { IDLE_WAIT };
         let limit = if listens { limit } else { limit.min(LISTEN_AGAIN) };
         let limit = Timespec::try_from(limit).expect("a few seconds");
         if poll(&mut fds, Some(&limit)).is_err() {
@@ -221,6 +237,7 @@ impl Server {
         (listener.iter().any(is_ready), readable)
     }
 
+    /// Accepts all processes that are connecting.
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         loop {
@@ -228,7 +245,8 @@ impl Server {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
-                    // Without a descriptor it would stay ready; ranks that are connected go on.
+                    // Without a free descriptor the listener would stay ready, so this thread pauses. It continues
+                    // to serve the ranks that are connected.
                     tracing::warn!(%error, "no more ranks can join this node's loader for now");
                     self.listens_from = Instant::now() + LISTEN_AGAIN;
                     return;
@@ -249,7 +267,7 @@ impl Server {
         }
     }
 
-    /// Reads and handles what a client has sent.
+    /// Reads and handles the messages of a client.
     fn read(&mut self, at: usize) {
         let mut bytes = [0; READ_BYTES];
         let client = &mut self.clients[at];
@@ -279,6 +297,7 @@ impl Server {
         self.clients[at].inbox = inbox[handled..].to_vec();
     }
 
+    /// Handles a message of a client.
     fn handle(&mut self, at: usize, message: ToOwner) {
         let seat = match (self.clients[at].seat, message) {
             (None, ToOwner::Hello { protocol, seat }) => return self.welcome(at, protocol, seat),
@@ -286,7 +305,7 @@ impl Server {
                 let kept = &mut self.clients[at].kept;
                 if let Some(at) = kept.iter().position(|kept| *kept == entry) {
                     kept.swap_remove(at);
-                    self.deal.forget(entry);
+                    self.schedule.forget(entry);
                 }
                 return;
             }
@@ -295,20 +314,21 @@ impl Server {
         };
         match message {
             ToOwner::Hello { .. } => self.clients[at].is_gone = true,
-            ToOwner::Want { turn, position } => self.deal.want(seat, turn, position),
-            ToOwner::Took { turn } => self.deal.took(seat, turn),
-            ToOwner::Release { entry } => self.deal.release(seat, entry),
+            ToOwner::Want { turn, position } => self.schedule.want(seat, turn, position),
+            ToOwner::Took { turn } => self.schedule.took(seat, turn),
+            ToOwner::Release { entry } => self.schedule.release(seat, entry),
             ToOwner::Leave => {
                 self.clients[at].seat = None;
-                self.clients[at].kept = self.deal.leave(seat);
+                self.clients[at].kept = self.schedule.leave(seat);
             }
             ToOwner::Why => {
-                let holders = self.deal.holders(seat);
+                let holders = self.schedule.holders(seat);
                 self.clients[at].send(&ToClient::Holders(holders));
             }
         }
     }
 
+    /// Gives a client its seat and the window, or refuses it.
     fn welcome(&mut self, at: usize, protocol: u32, seat: u64) {
         let client = &mut self.clients[at];
         let refused = |kind, text: String| ToClient::Failed { turn: 0, kind, text };
@@ -316,7 +336,7 @@ impl Server {
             let text = "the processes of this node run different versions of dlfs".to_owned();
             return client.send(&refused(ErrorKind::Unsupported, text));
         }
-        if !self.deal.sit(seat) {
+        if !self.schedule.take_seat(seat) {
             let text = format!(
                 "another process has the place of local rank {seat} in the loader of this node, of {} ranks",
                 self.seats
@@ -330,70 +350,71 @@ impl Server {
         }
     }
 
-    /// Takes what the other thread has read.
+    /// Handles an answer of the thread that reads.
     fn take(&mut self, answer: Answer) {
         match answer {
             Answer::Begun(returns) => self.returns = returns,
             Answer::Batch(entry) => self.add(*entry),
-            Answer::End => self.deal.end(),
+            Answer::End => self.schedule.end(),
             Answer::Failed(error) => {
                 for client in &mut self.clients {
-                    let seat = client.seat.filter(|&seat| self.deal.is_wanting(seat));
-                    let Some(turn) = seat.map(|seat| self.deal.turn(seat)) else { continue };
+                    let seat = client.seat.filter(|&seat| self.schedule.is_wanting(seat));
+                    let Some(turn) = seat.map(|seat| self.schedule.turn(seat)) else { continue };
                     let text = error.to_string();
                     client.send(&ToClient::Failed { turn, kind: error.kind(), text });
                 }
-                self.deal.fail();
+                self.schedule.fail();
             }
         }
     }
 
+    /// Adds a batch that was read: divides it among the seats.
     fn add(&mut self, entry: Entry) {
         let Head { epoch, ends_epoch, after, left, .. } = entry.head;
         let planned = entry.batch.len() as u64 + entry.skipped;
         let seats = u64::from(self.seats);
         let bytes = entry.batch.len_bytes();
         let after = (after.0.0, after.1);
-        if self.turn.0 != epoch.0 {
-            self.turn = (epoch.0, 0);
+        if self.dealt.0 != epoch.0 {
+            self.dealt = (epoch.0, 0);
         }
-        let own = self.turn.1 % seats;
-        self.turn.1 += 1;
+        let own = self.dealt.1 % seats;
+        self.dealt.1 += 1;
         let is_whole = self.is_whole;
         let short = self.drops_short_of;
-        let number = self.deal.add(
+        let number = self.schedule.add(
             bytes,
             (0..seats).map(|seat| {
                 if is_whole {
-                    let part = Part { epoch: epoch.0, after, ends_epoch, planned };
-                    return (seat == own).then_some(part);
+                    let share = NewShare { epoch: epoch.0, after, ends_epoch, planned };
+                    return (seat == own).then_some(share);
                 }
                 let of_seat = |samples: u64| samples.saturating_sub(seat).div_ceil(seats);
                 let ends_epoch = of_seat(left) < short;
                 let after = if ends_epoch { (epoch.0 + 1, 0) } else { after };
                 let planned = of_seat(planned);
-                let part = Part { epoch: epoch.0, after, ends_epoch, planned };
-                (planned >= short).then_some(part)
+                let share = NewShare { epoch: epoch.0, after, ends_epoch, planned };
+                (planned >= short).then_some(share)
             }),
         );
         self.entries.insert(number, entry);
     }
 
-    /// Does all that can be done.
+    /// Executes all steps of the schedule that are due.
     fn step(&mut self) {
         let mut returned = false;
-        while let Some(step) = self.deal.next() {
+        while let Some(step) = self.schedule.next() {
             match step {
                 Step::Free(entry) => returned |= self.entries.remove(&entry).is_some(),
                 Step::Begin(position) => {
                     self.run += 1;
-                    self.turn = (position.0, 0);
+                    self.dealt = (position.0, 0);
                     self.command(Command::Begin { run: self.run, position });
                 }
-                Step::Pull => self.command(Command::Pull),
+                Step::Read => self.command(Command::Pull),
                 Step::Send(seat, share) => self.send(seat, share),
                 Step::End(seat) => {
-                    let turn = self.deal.turn(seat);
+                    let turn = self.schedule.turn(seat);
                     self.send_to(seat, &ToClient::End { turn });
                 }
                 Step::Refuse(seat, (epoch, consumed)) => {
@@ -401,7 +422,7 @@ impl Server {
                         "no batch of this node begins behind {consumed} samples of epoch {epoch}: all ranks go on from \
                          the same state"
                     );
-                    let turn = self.deal.turn(seat);
+                    let turn = self.schedule.turn(seat);
                     let kind = ErrorKind::InvalidArgument;
                     self.send_to(seat, &ToClient::Failed { turn, kind, text });
                 }
@@ -413,10 +434,10 @@ impl Server {
     }
 
     fn command(&self, command: Command) {
-        let _ = self.commands.send(command); // fails only when the other thread died, which its fate tells
+        let _ = self.commands.send(command); // fails only when the other thread died: `run` notices that
     }
 
-    /// Sends a share: every sample, or every `seats`-th.
+    /// Sends a share of an entry: all samples, or every `seats`-th from the seat's number on.
     fn send(&mut self, seat: u32, share: Share) {
         let Some(entry) = self.entries.get(&share.entry) else { return };
         let (first, step) = if self.is_whole { (0, 1) } else { (seat, self.seats) };
@@ -434,7 +455,7 @@ impl Server {
         let samples: Vec<SamplePlace> = indices.map(place).collect();
         let loose = entry.loose.as_ref().and_then(|loose| loose.location().ok());
         let head = BatchHead {
-            turn: self.deal.turn(seat),
+            turn: self.schedule.turn(seat),
             cause: entry.cause as u32,
             ends_epoch: share.ends_epoch,
             entry: share.entry,
@@ -448,29 +469,32 @@ impl Server {
         self.send_to(seat, &message);
     }
 
+    /// Sends a message to the client of a seat, if there is one.
     fn send_to(&mut self, seat: u32, message: &ToClient) {
         let client = self.clients.iter_mut().find(|client| client.seat == Some(seat));
         client.into_iter().for_each(|client| client.send(message));
     }
 
+    /// Removes the clients that are gone, and releases their entries.
     fn remove_gone(&mut self) {
         let gone: Vec<Client> = self.clients.extract_if(.., |client| client.is_gone).collect();
         for Client { seat, kept, .. } in &gone {
-            let has = seat.map(|seat| self.deal.leave(seat)).unwrap_or_default();
-            has.iter().chain(kept).for_each(|&entry| self.deal.forget(entry));
+            let has = seat.map(|seat| self.schedule.leave(seat)).unwrap_or_default();
+            has.iter().chain(kept).for_each(|&entry| self.schedule.forget(entry));
         }
         if !gone.is_empty() {
-            ring(&self.bell); // others may go on now
+            ring(&self.bell); // steps may be due for other clients now
         }
     }
 }
 
 impl Drop for Server {
-    /// Clients may still read what they were sent, so the memory returns only when nothing writes to it any more.
+    /// Clients may still read the entries that they were sent, so the entries' memory is returned only after the other
+    /// thread, which could fill the memory again, has ended.
     fn drop(&mut self) {
         self.listener = None; // another process may be the next owner
         self.clients.clear();
-        self.commands = unbounded().0; // ends the other thread, which ends the prefetcher before its results
+        self.commands = unbounded().0; // ends the other thread, which drops the prefetcher before `pulled`'s sender
         let ended = loop {
             match self.pulled.recv_timeout(JOIN_TIMEOUT) {
                 Ok(_) => {}
@@ -478,7 +502,8 @@ impl Drop for Server {
             }
         };
         if ended == RecvTimeoutError::Timeout {
-            std::mem::forget(std::mem::take(&mut self.entries)); // it hangs, and may write for ever
+            // The other thread hangs, and may still write to the memory of the entries.
+            std::mem::forget(std::mem::take(&mut self.entries));
         }
     }
 }
@@ -489,7 +514,7 @@ impl Client {
         message.write(&mut self.outbox);
     }
 
-    /// Sends the first message, with the window's file; the buffer of a new socket has room for it.
+    /// Sends the first message, with the file descriptor of the window. The buffer of a new socket has room for it.
     fn send_window(&mut self, pool: &Pool) -> std::io::Result<()> {
         let window_len = pool.capacity_bytes() as u64;
         let mut bytes = Vec::new();
@@ -499,7 +524,7 @@ impl Client {
         if sent == bytes.len() { Ok(()) } else { Err(IoKind::WriteZero.into()) }
     }
 
-    /// Sends what the socket has room for.
+    /// Sends as much of the queued messages as the socket has room for.
     fn flush(&mut self) {
         let mut sent = 0;
         while sent < self.outbox.len() && !self.is_gone {
@@ -514,13 +539,14 @@ impl Client {
     }
 }
 
-/// The timeout of a thread's end: the prefetcher may have to connect first.
+/// The timeout of joining a thread: the prefetcher may be connecting.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The longest wait for a message, and the same while the ranks gather.
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const GATHER_TICK: Duration = Duration::from_millis(50);
 
-/// The pause behind a connection for which the process has no descriptor.
+/// The pause after a connection could not be accepted.
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
 /// Bytes read from a client in one turn.

@@ -1,4 +1,4 @@
-//! The thread of a node's owner that waits for the prefetcher, on commands of the thread that serves the clients.
+//! The thread of a node's owner that reads: it calls the prefetcher, on commands of the thread that serves clients.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,40 +11,44 @@ use parking_lot::Mutex;
 use crate::buf::{Pool, SealedBytes};
 use crate::error::{Error, Result};
 use crate::order::State;
-use crate::prefetch::stream::Head;
+use crate::prefetch::walk::Head;
 use crate::prefetch::{LoaderStats, NextBatch, Prefetcher, Returns, Window};
 use crate::reader::{Batch, TICK};
 use crate::report::{Cause, Stalls};
 use crate::tokens::Layout;
 use crate::units::Epoch;
 
-use super::link::{LOOSE, Position};
+use super::messages::{LOOSE, Position};
 
-/// Opens the prefetcher of a node.
+/// Makes the prefetcher of a node.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// Allocates its window.
+    /// Allocates the prefetcher's window.
     pub(crate) window: Arc<dyn Fn() -> Result<Arc<Window>> + Send + Sync>,
-    /// Starts it at a state.
+    /// Starts the prefetcher at a state.
     pub(crate) open: Arc<dyn Fn(State, Arc<Window>) -> Result<Prefetcher> + Send + Sync>,
 }
 
-/// A command of the other thread. `run` counts the positions from which it has read.
+/// A command of the thread that serves clients.
 pub(super) enum Command {
+    /// Begin to read at a position. `run` is the number of this command.
     Begin { run: u64, position: Position },
+    /// Read the next batch.
     Pull,
 }
 
-/// An answer, with the run of its command.
+/// An answer to that thread.
 pub(super) struct Pulled {
+    /// The number of the last [`Command::Begin`]: answers to earlier ones are ignored.
     pub(super) run: u64,
     pub(super) answer: Answer,
 }
 
 pub(super) enum Answer {
-    /// Reading has begun.
+    /// Reading has begun. The handle wakes the poller when entries are dropped.
     Begun(Option<Returns>),
     Batch(Box<Entry>),
+    /// The run has ended.
     End,
     Failed(Error),
 }
@@ -53,14 +57,15 @@ pub(super) enum Answer {
 pub(super) struct Entry {
     pub(super) batch: Batch,
     pub(super) head: Head,
-    /// The layout of its rows, if it has rows of tokens.
+    /// The layout of the rows, if batches are rows of tokens.
     pub(super) layout: Layout,
+    /// The number of samples that could not be read.
     pub(super) skipped: u64,
     /// The place of each sample: an offset in the window, or with [`LOOSE`] in `loose`.
     pub(super) offsets: Vec<u64>,
     /// The bytes outside the window.
     pub(super) loose: Option<SealedBytes>,
-    /// The cause for which the thread waited most.
+    /// The cause for which the thread waited longest.
     pub(super) cause: Cause,
 }
 
@@ -68,20 +73,25 @@ pub(super) struct Entry {
 pub(super) struct Puller {
     pub(super) origin: Origin,
     pub(super) window: Arc<Window>,
-    /// The state of a run; its position is replaced.
+    /// The state of the run at any position, which [`Puller::begin`] replaces.
     pub(super) base: State,
+    /// `None` until the first [`Command::Begin`], and after a failure of one.
     pub(super) prefetcher: Option<Prefetcher>,
+    /// The number of the last [`Command::Begin`].
     pub(super) run: u64,
+    /// Set when the owner ends.
     pub(super) stop: Arc<AtomicBool>,
     pub(super) commands: Receiver<Command>,
     pub(super) results: Sender<Pulled>,
     /// Wakes the other thread.
     pub(super) bell: Arc<OwnedFd>,
+    /// The prefetcher's counters, as of `published`.
     pub(super) stats: Arc<Mutex<LoaderStats>>,
     pub(super) published: Instant,
 }
 
 impl Puller {
+    /// Executes commands until the other thread has ended.
     pub(super) fn run(&mut self) {
         while let Some(command) = self.next_command() {
             let done = match command {
@@ -113,6 +123,7 @@ impl Puller {
         self.commands.recv().ok()
     }
 
+    /// Begins to read at a position.
     fn begin(&mut self, (epoch, consumed): Position) -> Result<Option<Answer>> {
         let mut state = self.base.clone();
         if (state.epoch.0, state.consumed) != (epoch, consumed) {
@@ -127,7 +138,7 @@ impl Puller {
         Ok(Some(Answer::Begun(returns)))
     }
 
-    /// Waits for the next batch; `None`: a command or the end came first, or there is no prefetcher.
+    /// Reads the next batch. `None`: another command or the owner's end came first, or there is no prefetcher.
     fn pull(&mut self) -> Result<Option<Answer>> {
         let Some(prefetcher) = &mut self.prefetcher else { return Ok(None) };
         let before = prefetcher.course.stats;
@@ -167,7 +178,7 @@ impl Puller {
     }
 }
 
-/// The places of the samples, and a copy of those that lie outside the window.
+/// The place of each sample, and a copy of the bytes that lie outside the window.
 fn places(batch: &Batch, pool: &Pool) -> Result<(Vec<u64>, Option<SealedBytes>)> {
     let mut loose = Vec::new();
     let offsets = (0..batch.len()).map(|index| {
@@ -187,7 +198,7 @@ fn places(batch: &Batch, pool: &Pool) -> Result<(Vec<u64>, Option<SealedBytes>)>
     Ok((offsets, sealed))
 }
 
-/// The cause of the longest wait; without a wait, [`Cause::Window`], as if others hold up the rank.
+/// The cause of the longest wait; without a wait, [`Cause::Window`]: the batch was there, but had to wait for ranks.
 fn longest(stalls: &Stalls) -> Cause {
     let waits = stalls.each().filter(|(_, waited)| !waited.is_zero());
     waits.max_by_key(|(_, waited)| *waited).map_or(Cause::Window, |(cause, _)| cause)
