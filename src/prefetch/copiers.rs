@@ -17,7 +17,9 @@ use super::{LoaderShared, Message, READY_BATCHES};
 
 /// Sends messages from the poller to the consumer, through the copying threads if there are any.
 pub(super) struct Copiers {
-    lines: Vec<Sender<Message>>,
+    /// The channels to the copying threads, or the one to the consumer.
+    senders: Vec<Sender<Message>>,
+    /// The index of the channel for the next message.
     next: usize,
     /// Set if the poller gathers before it sends.
     by_poller: bool,
@@ -35,12 +37,12 @@ impl Copiers {
         shared: &Arc<LoaderShared>,
         pool: &Pool,
     ) -> Result<(Copiers, Ready)> {
-        let mut lines = Vec::new();
+        let mut senders = Vec::new();
         let mut ready = Vec::new();
         let count = threads.unwrap_or(0);
         for index in 0..count.max(1) {
             let (sender, receiver) = bounded(READY_BATCHES.div_ceil(count.max(1)));
-            lines.push(sender);
+            senders.push(sender);
             ready.push(match count {
                 0 => receiver,
                 _ => start_thread(index, receiver, Arc::clone(shared), pool.clone())?,
@@ -48,7 +50,7 @@ impl Copiers {
         }
         let by_poller = threads == Some(0);
         let shared = Arc::clone(shared);
-        Ok((Copiers { lines, next: 0, by_poller, shared, pool: pool.clone() }, ready))
+        Ok((Copiers { senders, next: 0, by_poller, shared, pool: pool.clone() }, ready))
     }
 
     /// Sends a message; the error `Full` returns it.
@@ -57,12 +59,13 @@ impl Copiers {
         if self.by_poller {
             next = gathered(next, &self.shared, &self.pool);
         }
-        self.lines[self.next].try_send(next)?;
-        self.next = (self.next + 1) % self.lines.len();
+        self.senders[self.next].try_send(next)?;
+        self.next = (self.next + 1) % self.senders.len();
         Ok(())
     }
 }
 
+/// Starts a thread that gathers the batches from `work`; returns the channel of its results.
 fn start_thread(
     index: usize,
     work: Receiver<Message>,
@@ -82,6 +85,7 @@ fn start_thread(
     Ok(ready)
 }
 
+/// The message with its batch, if it has one, in one buffer.
 fn gathered(message: Message, shared: &LoaderShared, pool: &Pool) -> Message {
     match message {
         Message::Batch(mut delivery) => match gather(&mut delivery.batch, Some(pool)) {
@@ -95,8 +99,8 @@ fn gathered(message: Message, shared: &LoaderShared, pool: &Pool) -> Message {
     }
 }
 
-/// Copies the batch into one buffer, registered if `pool` is, unless it is in one already; returns the number of copied
-/// bytes.
+/// Copies the batch into one buffer, unless it is in one already; returns the number of copied bytes. If the memory of
+/// `pool` is registered, so is the buffer.
 ///
 /// # Errors
 /// `OutOfMemory`: the system has no memory for the copy.

@@ -28,8 +28,8 @@ impl<T: Copy> Dealing<T> {
     }
 
     /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`. Rows begin at `place`, and
-    /// their layout goes to `sink`. The epoch has `len` positions; `draw` appends the samples and the lengths of a range
-    /// of positions. `None`: the epoch has no more batches for the rank.
+    /// their layout goes to `sink`. The epoch has `len` positions; `draw` appends the samples and the lengths of a
+    /// range of positions. `None`: the epoch has no more batches for the rank.
     ///
     /// # Errors
     /// Errors of `draw`; the consumed positions do not end with a batch, or the place is not theirs.
@@ -75,9 +75,9 @@ impl<T: Copy> Dealing<T> {
 
 /// The deal of one epoch.
 enum EpochDeal<T> {
-    /// Of samples, by a budget.
+    /// Deals samples by a budget.
     Samples(Deal<T>),
-    /// Of documents, as rows of tokens.
+    /// Deals documents as rows of tokens.
     Rows { deal: Box<RowDeal<T>>, layout: Layout },
 }
 

@@ -53,8 +53,8 @@ impl Layouts {
         Arc::new(Layouts { queue: Forked::default(), drawn: Arc::clone(&self.drawn) })
     }
 
-    /// The number of positions that were drawn so far. It grows while a run passes over the rows before its state, which
-    /// may be many, and stays while a run waits.
+    /// The number of positions that were drawn so far. It grows while a run passes over the rows before its state,
+    /// which may be many, and stays while a run waits.
     pub(crate) fn drawn(&self) -> u64 {
         self.drawn.load(Ordering::Relaxed)
     }

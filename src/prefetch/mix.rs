@@ -11,12 +11,14 @@ use crate::units::{Epoch, SampleId};
 
 use super::run_order::RunOrder;
 
-/// Data sets that are read as one sequence.
+/// Data sets that are read as one sequence: the *sources* of a mixture.
 pub struct Mix {
     pub(crate) spec: Arc<MixtureSpec>,
+    /// Draws the source of each position.
     pub(crate) mixture: Mixture,
     /// The namespaces of each source.
     pub(crate) devices: Vec<Vec<Arc<dyn Device>>>,
+    /// The directory of each source.
     pub(crate) directories: Arc<[Arc<Directory>]>,
 }
 
@@ -70,34 +72,37 @@ impl Mix {
     }
 }
 
-/// The source and position that a position of the mixture draws, and whether its sample is read alone.
+/// The sample that a position of the mixture draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Drawn {
     pub(super) source: u32,
+    /// The epoch of the source, and the position in its order.
     pub(super) epoch: Epoch,
     pub(super) position: u64,
+    /// Set if the sample is read alone, since another rank reads its chunk.
     pub(super) alone: bool,
 }
 
-/// Draws the source and its position for `position` of the mixture.
+/// Draws the sample for `position` of the mixture.
 #[inline]
 pub(super) fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
     let draw = mixture.draw(position);
     Drawn { source: draw.source, epoch: draw.epoch, position: draw.position, alone: false }
 }
 
-/// The orders of all sources, created when first drawn from.
+/// Maps positions of sources to the ids of their samples.
 pub(super) struct SourceIds {
+    /// The order of each source, created when it is first needed.
     orders: Vec<Option<RunOrder>>,
     specs: Vec<OrderSpec>,
     directories: Arc<[Arc<Directory>]>,
-    /// The places of samples, sorted by source and epoch.
+    /// Memory for one call: indices of samples, sorted by source and epoch, and the ids of one source.
     by_source: Vec<u32>,
     ids: Vec<SampleId>,
 }
 
 impl SourceIds {
-    /// The orders of a run along `order`.
+    /// The ids of a run along `order`.
     pub(super) fn new(mix: &Mix, order: &OrderSpec) -> SourceIds {
         let sources = 0..mix.directories.len();
         SourceIds {
@@ -109,7 +114,7 @@ impl SourceIds {
         }
     }
 
-    /// Calls `visit` with the place and the id of each of `samples`, source by source.
+    /// Calls `visit` with the index and the id of each of `samples`, source by source.
     ///
     /// # Errors
     /// Errors of `visit`; a source's order does not have such an epoch.
@@ -119,15 +124,15 @@ impl SourceIds {
         mut visit: impl FnMut(usize, SampleId) -> Result<()>,
     ) -> Result<()> {
         let SourceIds { orders, specs, directories, by_source, ids } = self;
-        let place = |at: &u32| {
+        let source_of = |at: &u32| {
             let Drawn { source, epoch, .. } = samples[*at as usize];
             (source, epoch)
         };
         by_source.clear();
         by_source.extend(0..samples.len() as u32);
-        by_source.sort_by_key(place);
-        for group in by_source.chunk_by(|one, other| place(one) == place(other)) {
-            let (source, epoch) = place(&group[0]);
+        by_source.sort_by_key(source_of);
+        for group in by_source.chunk_by(|one, other| source_of(one) == source_of(other)) {
+            let (source, epoch) = source_of(&group[0]);
             let source = source as usize;
             let order = orders[source].get_or_insert_with(|| {
                 RunOrder::of_source(Arc::clone(&directories[source]), specs[source])

@@ -44,13 +44,17 @@ pub(super) struct MixDriver {
     first_namespace: Vec<usize>,
     on_error: OnError,
     verify_kept: bool,
+    /// The driver of each source, once it has been drawn.
     drivers: Vec<Option<Box<dyn SourceDriver>>>,
+    /// The spans that are not delivered yet, in order.
     planned: VecDeque<Span>,
+    /// The number of samples in all of `planned` that are not delivered yet.
     num_planned: usize,
     /// The number of batches in the next span: few in the first spans, which the consumer waits for.
     next_span: usize,
     /// The number of parts of the last planned span that have been requested.
     requested: usize,
+    /// Memory for the samples of one batch.
     drawn: Vec<Drawn>,
     /// By source: the last part of the span that is being planned, or `NONE`.
     part_of: Vec<u32>,
@@ -58,7 +62,9 @@ pub(super) struct MixDriver {
     to_reread: Vec<u32>,
     /// The source of the last error or skipped sample.
     suspect: u32,
+    /// Empty spans, to be used again.
     free_spans: Vec<Span>,
+    /// Empty batches of the mixture.
     spares: Spares,
     /// The empty batches of each source.
     spares_of: Vec<Spares>,
@@ -82,9 +88,11 @@ struct Span {
 struct Part {
     source: u32,
     epoch: u64,
-    /// The previous part of the same source, or `NONE`.
+    /// The previous part of the same source in this span, or `NONE`.
     before: u32,
+    /// The positions to read, until the driver is fed with them.
     piece: Option<Piece>,
+    /// The samples, once they have arrived.
     batch: BatchOfSource,
     /// Samples that could not be read, ascending by place.
     failures: VecDeque<(u32, Error)>,
@@ -106,6 +114,7 @@ impl MixDriver {
         self.new_part(parts, (source, epoch), last)
     }
 
+    /// Adds a part for the samples of this epoch of the source; `before` is the source's previous part.
     #[cold]
     fn new_part(&mut self, parts: &mut Vec<Part>, (source, epoch): (u32, u64), before: u32) -> u32 {
         let positions = self.driver(source).fed().free.pop().unwrap_or_default();
@@ -118,6 +127,7 @@ impl MixDriver {
         index
     }
 
+    /// The driver of a source; creates it if necessary.
     fn driver(&mut self, source: u32) -> &mut dyn SourceDriver {
         let at = source as usize;
         if self.drivers[at].is_none() {
@@ -126,6 +136,7 @@ impl MixDriver {
         &mut **self.drivers[at].as_mut().expect("it was made just now")
     }
 
+    /// Creates the driver of a source, as the plan says.
     fn new_driver(&self, source: usize) -> Box<dyn SourceDriver> {
         let directory = Arc::clone(&self.mix.directories[source]);
         let first = self.first_namespace[source];
@@ -169,6 +180,7 @@ impl MixDriver {
         Ok((moved, driver.has_requested_all()))
     }
 
+    /// Evicts data of one source other than this one, if any has data that no batch waits for.
     fn evict_but(&mut self, source: u32) {
         for (at, driver) in self.drivers.iter_mut().enumerate() {
             if at != source as usize && driver.as_mut().is_some_and(|it| it.evict_unpinned()) {
@@ -387,4 +399,5 @@ pub(super) fn parts(
     Ok(Parts { pump, driver: Box::new(driver), residency, directories, spares })
 }
 
+/// Stands for no part.
 const NONE: u32 = u32::MAX;

@@ -24,7 +24,7 @@ use super::dealing::Dealing;
 use super::layouts::LayoutSink;
 use super::mix::{Drawn, Mix, SourceIds, drawn};
 use super::token_lengths::{TokenLengths, samples_of_batch};
-use super::walk::{Head, Taken, Walk};
+use super::walk::{FixedBatch, Head, Walk};
 
 impl Mix {
     /// The state in which a run with these options begins. Its image is the hash of the mixture's definition.
@@ -180,13 +180,14 @@ impl MixStream {
             Some(dealing) => walk.next_dealt(|epoch, shard, place| {
                 dealing.next(mixture, (epoch, shard, place), out)
             }),
-            None => Ok(self.next_taken(out)),
+            None => Ok(self.next_fixed(out)),
         }
     }
 
     /// The next batch of a fixed number of samples.
-    fn next_taken(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
-        let Taken { head, positions, shard, batch, is_partly_dropped } = self.walk.next_taken()?;
+    fn next_fixed(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
+        let FixedBatch { head, positions, shard, batch, is_partly_dropped } =
+            self.walk.next_fixed()?;
         let MixStream { mixture, lanes, walk, unit, by_lane, .. } = self;
         let len = mixture.epoch_size();
         let first = head.epoch.0 * len;
@@ -228,6 +229,7 @@ fn own_of_units((rank, ranks): (u64, u64), first: u64, unit: u64, units: u64) ->
 /// The batches of a mixture as ids.
 pub(crate) struct MixIds {
     stream: MixStream,
+    /// Memory for the samples of one batch.
     drawn: Vec<Drawn>,
     ids: SourceIds,
 }
@@ -257,20 +259,29 @@ impl MixIds {
     }
 }
 
-/// Gives each sample of a global batch to the rank that has its lane.
+/// Gives each sample of a global batch to the rank that has its lane. The fields are memory for one batch.
 #[derive(Default)]
 struct ByLane {
     /// For each rank: the number of samples that it still takes.
     room: Vec<u64>,
-    /// Samples of ranks that are full, with their places in the batch.
+    /// Samples whose rank takes no more, with their indices in the batch.
     left: Vec<(u64, Drawn)>,
-    /// Samples of this rank, or of all ranks of the place: rank, place in the batch or among the rank's, sample.
-    own: Vec<(u64, u64, Drawn)>,
+    /// The samples of this share.
+    own: Vec<OwnSample>,
+}
+
+/// A sample of a share, which is of one rank, or of all ranks of a node.
+struct OwnSample {
+    rank: u64,
+    /// The index in the global batch; once samples are sorted for a node, the index among those of the rank.
+    index: u64,
+    drawn: Drawn,
 }
 
 impl ByLane {
-    /// Appends the share of the rank of `shard` in the `count` positions from `first` on, by position. It has as
-    /// many samples as every W-th position would give. For a place of several ranks, their samples come in turn.
+    /// Appends the share of `shard` in the `count` positions from `first` on, in the order of positions. The share has
+    /// as many samples as every W-th position would give. If the shard is that of all ranks of a node, the samples of
+    /// these ranks come in turn.
     fn share(
         &mut self,
         mixture: &mut Mixture,
@@ -295,7 +306,7 @@ impl ByLane {
             }
             *room -= 1;
             if is_own(rank) {
-                self.own.push((rank, at, draw));
+                self.own.push(OwnSample { rank, index: at, drawn: draw });
             }
         }
         let mut rank = 0;
@@ -305,17 +316,18 @@ impl ByLane {
             }
             self.room[rank] -= 1;
             if is_own(rank as u64) {
-                self.own.push((rank as u64, at, Drawn { alone: true, ..draw }));
+                let drawn = Drawn { alone: true, ..draw };
+                self.own.push(OwnSample { rank: rank as u64, index: at, drawn });
             }
         }
-        self.own.sort_unstable_by_key(|&(rank, at, _)| (rank, at));
+        self.own.sort_unstable_by_key(|own| (own.rank, own.index));
         if shard.seats > 1 {
-            for of_rank in self.own.chunk_by_mut(|one, other| one.0 == other.0) {
-                (0..).zip(of_rank).for_each(|(nth, own)| own.1 = nth);
+            for of_rank in self.own.chunk_by_mut(|one, other| one.rank == other.rank) {
+                (0..).zip(of_rank).for_each(|(nth, own)| own.index = nth);
             }
-            self.own.sort_unstable_by_key(|&(rank, nth, _)| (nth, rank));
+            self.own.sort_unstable_by_key(|own| (own.index, own.rank));
         }
-        out.extend(self.own.iter().map(|(_, _, draw)| *draw));
+        out.extend(self.own.iter().map(|own| own.drawn));
     }
 }
 
@@ -365,7 +377,7 @@ impl SourceLengths {
     }
 }
 
-/// `error`, with the name of this source.
+/// The error of a source: adds the source's name to `error`.
 fn of_source(mix: &Mix, source: usize, error: Error) -> Error {
     match mix.spec.sources.get(source) {
         Some(source) => error.target(source.name.clone()),
@@ -373,7 +385,7 @@ fn of_source(mix: &Mix, source: usize, error: Error) -> Error {
     }
 }
 
-/// Cuts batches of a mixture by a token budget.
+/// Deals batches of a mixture by a token budget.
 struct MixDealing {
     lengths: SourceLengths,
     ids: SourceIds,

@@ -22,16 +22,16 @@ pub struct LoaderOptions {
     /// The order. In grouped order, 0 lanes select the number that suits the world size, or that of the state to
     /// resume from.
     pub order: OrderSpec,
-    /// Samples per batch on this rank. With a budget, an estimate that the loader makes.
+    /// Samples per batch on this rank. With a budget, the loader replaces it by an estimate.
     pub batch_size: usize,
     /// The token budget of each batch, instead of a number of samples; [`LoaderOptions::by_budget`] sets it.
     pub budget: Option<Arc<Budget>>,
     /// The treatment of a sample that is longer than the budget.
     pub too_long: TooLong,
-    /// The rows of a batch on this rank in each phase, if the budget is of rows of tokens; the last one holds for all
-    /// phases that follow.
+    /// If the budget is of rows of tokens: the rows of a batch on this rank in each phase. The last entry holds for all
+    /// later phases.
     pub rows: Vec<u32>,
-    /// Takes the layouts of these rows. A token loader sets it; each of its runs has one of its own.
+    /// The queue of the layouts of these rows. A token loader sets it; each of its runs has a queue of its own.
     pub layouts: Option<Arc<Layouts>>,
     /// The epochs to read.
     pub epochs: Range<u64>,
@@ -39,10 +39,10 @@ pub struct LoaderOptions {
     pub rank: u32,
     /// The number of ranks that share each epoch.
     pub world_size: u32,
-    /// The ranks of this rank's node that read together through one window, if they do.
+    /// Makes the ranks of this rank's node read together through one window. `None`: each rank reads by itself.
     pub node: Option<NodePlace>,
-    /// `Some(n)`: reads for the n ranks of a node, so `rank` and `world_size` count nodes, `batch_size` is that of all
-    /// ranks together, and other processes can map the window. A node loader sets it.
+    /// `Some(n)`: reads for the n ranks of a node. `rank` and `world_size` then count nodes, `batch_size` is that of
+    /// all ranks of the node together, and other processes can map the window. A node loader sets it.
     pub seats: Option<u32>,
     /// The rule by which ranks share each global batch.
     pub sharding: Sharding,
@@ -69,10 +69,10 @@ pub struct LoaderOptions {
     pub window_bytes: usize,
     /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
     pub copy_threads: Option<usize>,
-    /// The driver of accelerators with which the window is registered. Without it there, a warning says why, and the
-    /// window is as ever. Forked children cannot read batches in registered memory.
+    /// The driver of accelerators that registers the window. If there is no such driver, a warning says why, and the
+    /// window is not registered. Forked children cannot read batches in registered memory.
     pub pin: Option<Pin>,
-    /// The number of the device that batches are copied to, if they are: the window is allocated near it.
+    /// The number of the device that batches are copied to: the window is allocated near it. `None`: no device.
     pub device: Option<u32>,
     /// Queue pairs per namespace.
     pub queue_pairs: usize,
@@ -82,8 +82,8 @@ pub struct LoaderOptions {
     pub deadline: Duration,
     /// Lets the poller spin instead of sleeping.
     pub busy_poll: bool,
-    /// Verifies samples in memory that is kept from an earlier epoch again when they are handed out. For callers
-    /// that pass batches to code that could write to them. Safe Rust cannot, so it is off by default.
+    /// Verifies samples in memory that is kept from an earlier epoch again when they are handed out. For callers that
+    /// pass batches to code that could write to them. Safe Rust cannot write to them, so this is off by default.
     pub verify_kept: bool,
     /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
     pub cpus: Option<Cpus>,
@@ -113,8 +113,8 @@ impl LoaderOptions {
         LoaderOptions { order, weights: Some(weights), ..self }
     }
 
-    /// The same options with batches by a token budget, dealt to the ranks in turn. `tail` then applies to batches:
-    /// if the last round has fewer batches than ranks, it is read by some ranks, dropped, or filled up.
+    /// The same options with batches by a token budget, which are dealt to the ranks in turn. `tail` then applies to
+    /// batches: if the last round has fewer batches than ranks, it is read by some ranks, dropped, or filled up.
     #[must_use]
     pub fn by_budget(self, budget: Budget) -> LoaderOptions {
         LoaderOptions { budget: Some(Arc::new(budget)), ..self }
@@ -163,7 +163,7 @@ impl LoaderOptions {
         self.stated_batching().map(drop)
     }
 
-    /// Checks that a node loader can read the run, if one is to.
+    /// If a node loader is to read the run, checks that it can.
     fn check_node(&self) -> Result<()> {
         let Some(NodePlace { local_world_size: local, .. }) = self.node else { return Ok(()) };
         if local == 0 || !self.world_size.is_multiple_of(local) {
@@ -245,8 +245,9 @@ pub struct NodePlace {
 }
 
 impl NodePlace {
-    /// The rank of the process that its launcher calls `rank`: launchers count the ranks of one node one after the
-    /// other, and a node loader counts them node by node in turn. On one node both are the same.
+    /// The rank, as a node loader counts, of the process that its launcher calls `rank`. Launchers give the ranks of
+    /// one node consecutive numbers; a node loader gives consecutive numbers to different nodes. On one node both are
+    /// the same.
     ///
     /// # Errors
     /// `InvalidArgument`: the numbers contradict each other.

@@ -25,8 +25,10 @@ pub(super) struct Poller {
     thread: Option<Thread>,
     pub(super) window: Arc<Window>,
     pub(super) shared: Arc<LoaderShared>,
+    /// The channels that the consumer receives from in turn, and the index of the next one.
     pub(super) ready: Vec<Receiver<Message>>,
     pub(super) next: usize,
+    /// Wakes the thread.
     pub(super) waker: Waker,
     pub(super) divider: Divider,
 }
@@ -115,6 +117,7 @@ struct PollerThread {
 }
 
 impl PollerThread {
+    /// Polls until the consumer ends the loader, or the last message is sent.
     fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             match self.turn() {
@@ -126,6 +129,7 @@ impl PollerThread {
         self.publish();
     }
 
+    /// Polls once: takes completions, hands batches over, and lets the driver start reads.
     fn turn(&mut self) -> Turn {
         let now = Instant::now();
         if let Some(since) = self.blocked_since.take() {
@@ -244,6 +248,7 @@ impl PollerThread {
         may
     }
 
+    /// Publishes the counters for the consumer.
     fn publish(&self) {
         *self.shared.read.lock() = self.pump.stats();
         self.shared.over_window.store(self.memory.over_window, Ordering::Relaxed);
@@ -265,9 +270,13 @@ impl PollerThread {
     }
 }
 
+/// The result of one turn of the poller.
 enum Turn {
+    /// Something was done: another turn follows at once.
     Moved,
+    /// Nothing was done: the poller sleeps.
     Idle,
+    /// The last message has been sent, or the consumer is gone.
     Over,
 }
 

@@ -21,7 +21,7 @@ use super::layouts::LayoutSink;
 use super::run_order::RunOrder;
 use super::spares::Spares;
 use super::token_lengths::TokenLengths;
-use super::walk::{Head, Taken, Walk};
+use super::walk::{FixedBatch, Head, Walk};
 
 /// The batches that are still to be planned.
 pub(crate) struct Stream {
@@ -29,9 +29,10 @@ pub(crate) struct Stream {
     order: RunOrder,
     walk: Walk,
     shares: Shares,
+    /// Memory for the samples of one batch.
     picks: Vec<Pick>,
     ids: Vec<SampleId>,
-    /// Those of the driver that plans the stream.
+    /// Empty batches for the driver that plans the stream.
     pub(super) spares: Spares,
     /// `None` if batches have a fixed number of samples.
     budgeted: Option<Box<Budgeted>>,
@@ -39,18 +40,18 @@ pub(crate) struct Stream {
     pub(super) fed: Option<Fed>,
 }
 
-/// Batches by a token budget.
+/// The deal of batches by a token budget.
 struct Budgeted {
     lengths: TokenLengths,
-    /// For an order that does not visit whole chunks.
+    /// The deal of an order that does not visit whole chunks.
     ids: Dealing<SampleId>,
-    /// For an order that does.
+    /// The deal of an order that visits whole chunks.
     picks: Dealing<Pick>,
-    /// The taker of the layouts of rows.
+    /// Takes the layouts of rows.
     layouts: Option<LayoutSink>,
 }
 
-/// The computation of this rank's share of a batch.
+/// The rule by which this rank's share of a global batch is computed: see [`Sharding`].
 enum Shares {
     /// Every W-th position (W: world size).
     Strided,
@@ -160,7 +161,7 @@ impl Stream {
         starving && self.fed.is_some()
     }
 
-    /// Returns whether it was fed with batches that it has not returned yet.
+    /// Returns whether the stream was fed with batches that it has not returned yet.
     pub(super) fn has_pieces(&self) -> bool {
         self.fed.as_ref().is_some_and(|fed| !fed.pieces.is_empty())
     }
@@ -236,8 +237,8 @@ impl Stream {
             return self.next_dealt(ids, picks);
         }
         let Stream { order, shares, walk, .. } = self;
-        let Some(taken) = walk.next_taken() else { return Ok(None) };
-        let Taken { head, positions, shard, batch, is_partly_dropped } = taken;
+        let Some(taken) = walk.next_fixed() else { return Ok(None) };
+        let FixedBatch { head, positions, shard, batch, is_partly_dropped } = taken;
         let (order, directory) = order.enter(head.epoch)?;
         match shares {
             Shares::Aligned(aligner) if !is_partly_dropped => {
@@ -351,7 +352,7 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
     Ok(Arc::clone(locality))
 }
 
-/// The positions of one epoch of a source in one batch of the mixture.
+/// The positions of one epoch of a source that one span of a mixture needs.
 pub(super) struct Piece {
     pub(super) epoch: Epoch,
     pub(super) positions: Vec<Placed>,
@@ -374,6 +375,7 @@ pub(super) struct Fed {
 }
 
 impl Fed {
+    /// The next batch: calls `visit` with its positions and the order of its epoch.
     fn next(
         &mut self,
         order: &mut RunOrder,

@@ -17,26 +17,29 @@ pub(super) struct Walk {
     pub(super) batch_size: u64,
     drop_short: bool,
     epochs: Range<u64>,
-    /// The positions of the first epoch that all ranks had consumed before.
+    /// The positions of the current epoch that all ranks had consumed when the walk began; 0 in later epochs.
     consumed: u64,
-    /// The place of these positions, if batches are of rows of tokens.
+    /// The place of these positions, if batches are rows of tokens.
     place: Option<RowPlace>,
     current: Option<CurrentEpoch>,
     /// The number of consecutive epochs without a batch for this rank.
     empty_epochs: u64,
 }
 
+/// The walk through one epoch.
 struct CurrentEpoch {
+    /// The rank's share of the epoch.
     shard: Shard,
+    /// The positions of the rank that are still to come, without those that are dropped.
     rest: Positions,
-    /// The number of positions of the rank, with those that are dropped.
+    /// The number of positions of the rank, dropped ones included.
     all: u64,
-    /// The number of samples that the rank has taken; with a budget, the number of batches.
+    /// The number of samples that the walk has returned; with a budget, the number of batches.
     taken: u64,
 }
 
 /// A batch with a fixed number of samples.
-pub(super) struct Taken {
+pub(super) struct FixedBatch {
     pub(super) head: Head,
     /// This rank's positions: every W-th of the global batch (W: world size).
     pub(super) positions: Positions,
@@ -79,6 +82,7 @@ impl Walk {
         self.current.as_ref().map(|current| &current.shard)
     }
 
+    /// The current epoch; begins it if necessary.
     fn current(&mut self) -> &mut CurrentEpoch {
         self.current.get_or_insert_with(|| {
             let shard = self.shard.after(self.consumed);
@@ -91,6 +95,7 @@ impl Walk {
         })
     }
 
+    /// Moves to the start of the next epoch.
     fn end_epoch(&mut self) {
         self.epochs.start += 1;
         self.consumed = 0;
@@ -99,7 +104,7 @@ impl Walk {
     }
 
     /// The next batch of a fixed number of samples.
-    pub(super) fn next_taken(&mut self) -> Option<Taken> {
+    pub(super) fn next_fixed(&mut self) -> Option<FixedBatch> {
         let Walk { len, batch_size, drop_short, .. } = *self;
         while !self.is_done() {
             let epoch = Epoch(self.epochs.start);
@@ -121,13 +126,13 @@ impl Walk {
             let consumed = shard.consumed_after(len, current.taken);
             let left = current.all - current.taken;
             let head = Head { left, ..Head::new(epoch, ends_epoch, consumed) };
-            return Some(Taken { head, positions, shard, batch, is_partly_dropped });
+            return Some(FixedBatch { head, positions, shard, batch, is_partly_dropped });
         }
         None
     }
 
-    /// The next batch by a budget. `deal` returns the next batch of an epoch for this share of it, which begins at the
-    /// place, or `None` if the share has no more.
+    /// The next batch by a budget. `deal` returns the next batch of an epoch for a share that begins at a place, or
+    /// `None` if the share has no more batches.
     ///
     /// # Errors
     /// Errors of `deal`.
@@ -155,9 +160,9 @@ impl Walk {
     }
 }
 
-/// The number of consecutive epochs of `len` samples without a batch for a rank that end its run. Such epochs have
-/// fewer batches than ranks, but their number varies, so a later epoch may have a batch for the rank. Cutting each
-/// takes some 100 ns a sample.
+/// The number of consecutive epochs of `len` samples without a batch for a rank after which its run ends. Such an epoch
+/// has fewer batches than ranks. The number of batches varies, so a later epoch may have a batch for the rank; but
+/// cutting an epoch into batches takes some 100 ns a sample.
 fn most_empty_epochs(len: u64) -> u64 {
     ((1 << 26) / len.max(1)).clamp(16, 1000)
 }
@@ -170,10 +175,10 @@ pub(crate) struct Head {
     pub(crate) ends_epoch: bool,
     /// The state of the run once all ranks have consumed the batch: epoch, and positions of that epoch.
     pub(crate) after: (Epoch, u64),
-    /// The place from which it goes on, if batches are of rows of tokens.
+    /// The place of that position, if batches are rows of tokens.
     pub(crate) place: Option<RowPlace>,
-    /// Samples that are left to the rank, or to all ranks of a node, in the epoch behind the batch, dropped ones
-    /// included. Not counted for batches by a budget.
+    /// The number of samples that the rank, or all ranks of a node together, have behind the batch in its epoch,
+    /// dropped ones included. Always 0 for batches by a budget.
     pub(crate) left: u64,
 }
 

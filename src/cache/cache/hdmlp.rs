@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `storage_classes` | the first is the staging buffer, which is the loader's window here; the others are tiers |
 //! | `.capacity` | quota, in MiB |
-//! | `.threads`, `.bandwidth` of `threads`, `bw` | threads, and the rates of reads and writes by number of threads, in MB/s |
+//! | `.threads`, `.bandwidth` of `threads`, `bw` | threads, and the rates by number of threads, in MB/s |
 //! | `.backend`, `.backend_options.path` | `memory`, or `filesystem` and its folder |
 //! | `pfs_bandwidth` of `processes`, `bw` | rates of the origin by number of processes |
 //! | `b_fs` | maximum rate of one process from the origin |

@@ -23,8 +23,8 @@
 //!
 //! Ranks that have a key of the job ([`JobKey`]) authenticate each other, or connect inside TLS.
 //!
-//! Read `meeting.rs` (options), `round.rs`, `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read) and `links.rs`
-//! (peers that can be asked).
+//! Read `meeting.rs` (options), `round.rs`, `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read) and
+//! `links.rs` (peers that can be asked).
 
 mod chunk_map;
 mod job_key;

@@ -276,7 +276,8 @@ fn in_file(
     Ok(Storage { device: file, free, kind: Place::Drive, was_used, _lock: lock })
 }
 
-/// Positions of the counters in [`Media::present`], counted from the end: deletions; pages that are present, and their maximum so far.
+/// Positions of the counters in [`Media::present`], counted from the end: deletions; pages that are present, and their
+/// maximum so far.
 const DELETIONS: usize = 1;
 const HELD: usize = 2;
 const PEAK: usize = 3;

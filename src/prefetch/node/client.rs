@@ -128,7 +128,7 @@ impl NodeClient {
     /// Computes the next batch by `walk`, if there is a walk.
     fn step(&mut self) {
         if let Some(walk) = &mut self.walk {
-            self.next = walk.next_taken().map(|taken| taken.head);
+            self.next = walk.next_fixed().map(|taken| taken.head);
             self.course.ended = self.next.is_none();
         }
     }
