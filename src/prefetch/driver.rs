@@ -105,7 +105,7 @@ pub(super) trait SourceDriver: Driver {
 }
 
 /// The parts of a poller that differ between a data set and a mixture.
-pub(super) struct Parts {
+pub(super) struct PollerParts {
     pub(super) pump: Pump,
     pub(super) driver: Box<dyn Driver>,
     pub(super) residency: Arc<Residency>,

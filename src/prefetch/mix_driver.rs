@@ -20,7 +20,9 @@ use crate::units::Epoch;
 
 use super::OnError;
 use super::chunks::ChunkDriver;
-use super::driver::{Delivery, Driver, LeftOut, MAX_PLANNED_SAMPLES, Parts, Planner, SourceDriver};
+use super::driver::{
+    Delivery, Driver, LeftOut, MAX_PLANNED_SAMPLES, Planner, PollerParts, SourceDriver,
+};
 use super::memory::Memory;
 use super::mix::{Drawn, Mix};
 use super::mix_plan::{MixPlan, plan};
@@ -349,7 +351,7 @@ pub(super) fn parts(
     mix: &Arc<Mix>,
     options: &LoaderOptions,
     state: &State,
-) -> Result<Parts> {
+) -> Result<PollerParts> {
     pump.divide(mix.devices.iter().map(Vec::len))?;
     for (at, directory) in (0..).zip(mix.directories.iter()) {
         pump.select(at);
@@ -396,7 +398,7 @@ pub(super) fn parts(
     };
     let residency = Arc::new(Residency::new(0));
     let directories = Arc::clone(&mix.directories);
-    Ok(Parts { pump, driver: Box::new(driver), residency, directories, spares })
+    Ok(PollerParts { pump, driver: Box::new(driver), residency, directories, spares })
 }
 
 /// Stands for no part.

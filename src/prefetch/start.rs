@@ -10,7 +10,7 @@ use crate::qpair::Device;
 use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
 use super::chunks::ChunkDriver;
-use super::driver::{Driver, Parts};
+use super::driver::{Driver, PollerParts};
 use super::memory::Memory;
 use super::passes::PassDriver;
 use super::poller::Poller;
@@ -106,10 +106,11 @@ impl Prefetcher {
     pub(super) fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
         let pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
-        let Parts { mut pump, driver, residency, directories, spares } = match &options.mixture {
-            Some(mix) => mix_driver::parts(pump, mix, options, &self.course.state)?,
-            None => self.parts(pump)?,
-        };
+        let PollerParts { mut pump, driver, residency, directories, spares } =
+            match &options.mixture {
+                Some(mix) => mix_driver::parts(pump, mix, options, &self.course.state)?,
+                None => self.parts(pump)?,
+            };
         // As many as a burst needs. Otherwise the first burst would allocate them, late in an epoch.
         for _ in 0..READY_BATCHES + 2 {
             let room = options.batch_size.min(ROOM_SAMPLES);
@@ -126,7 +127,7 @@ impl Prefetcher {
     }
 
     /// The parts that read one data set.
-    fn parts(&self, mut pump: Pump) -> Result<Parts> {
+    fn parts(&self, mut pump: Pump) -> Result<PollerParts> {
         let options = &self.options;
         let on_error = options.on_error;
         let batching = options.batching_on(&self.directory, &self.devices)?;
@@ -168,7 +169,7 @@ impl Prefetcher {
             }
         };
         let directories = Arc::from([Arc::clone(&self.directory)]);
-        Ok(Parts { pump, driver, residency, directories, spares })
+        Ok(PollerParts { pump, driver, residency, directories, spares })
     }
 }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::copier::{self, Copier, CopyJob};
 use super::holdings::{Held, Holdings};
 use super::media::{self, Media};
-use super::share::{self, Hello, Link, Listener, Message, Owner, Sharing};
+use super::share::{self, Hello, Link, Listener, Message, Sharing, TierOwner};
 use super::{Opening, TierShared, own_files};
 use dlfs_base::buf::SharedWords;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -29,7 +29,7 @@ use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
 pub(super) struct Owned {
     pub(super) copier: Thread,
     /// Serves processes that attach.
-    pub(super) owner: Option<Owner>,
+    pub(super) owner: Option<TierOwner>,
 }
 
 impl Opening {
@@ -136,7 +136,7 @@ impl Opening {
         })?;
         let owner = match sharing {
             None => None,
-            Some(sharing) => Some(Owner::start(Arc::clone(&shared), sharing)?),
+            Some(sharing) => Some(TierOwner::start(Arc::clone(&shared), sharing)?),
         };
         *shared.owned.lock() = Some(Owned { copier: thread, owner });
         Ok(shared)
@@ -378,7 +378,7 @@ impl Running {
         let owned = shared.is_owner().then(|| shared.owned.lock().take()).flatten();
         let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
         // Before the copier ends, so that the copier also writes the pages that attached processes have sent.
-        owner.flatten().into_iter().for_each(Owner::stop);
+        owner.flatten().into_iter().for_each(TierOwner::stop);
         shared.stop.store(true, Ordering::Release);
         shared.waker.iter().for_each(Waker::wake);
         copier.into_iter().for_each(|copier| {

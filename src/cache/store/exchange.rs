@@ -1,7 +1,7 @@
 //! Exchange of a store: fetches the share; then a thread exchanges samples during an epoch, and deletes the
 //! samples that have left.
 //!
-//! The work of an epoch has two parts. While the loader reads the epoch, the thread fetches the samples of
+//! The work of an epoch has two inputs. While the loader reads the epoch, the thread fetches the samples of
 //! the steps that are due. After the epoch, it fetches the remaining samples; then it asks each rank that
 //! gets a sample from here for its progress, until all samples that left can be deleted. Only then does the
 //! work of the next epoch begin.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::board::Count;
-use super::fetch::{Fetched, Run, SourceReader, is_absent, page_bytes};
+use super::fetch::{Fetched, SampleRun, SourceReader, is_absent, page_bytes};
 use super::progress::Progress;
 use super::{Staged, StoreOptions, StoreShared, add};
 use crate::peers::Peers;
@@ -25,7 +25,7 @@ use dlfs_order::order::{Exchanged, Shares};
 use dlfs_order::tier::PAGE_BYTES;
 
 /// The inputs of an exchange.
-pub(super) struct Parts {
+pub(super) struct ExchangeInputs {
     pub(super) shared: Arc<StoreShared>,
     /// The data set's directory.
     pub(super) directory: Arc<Directory>,
@@ -41,7 +41,7 @@ pub(super) struct Parts {
 
 /// The state of the exchange. The store's thread and callers of [`super::Store::begin`] lock it.
 pub(super) struct Exchange {
-    parts: Parts,
+    inputs: ExchangeInputs,
     /// The epoch whose exchange is in progress; `None` before the first.
     work: Option<Work>,
     /// The samples that the store has.
@@ -102,7 +102,7 @@ impl Supplier {
 
 /// Samples that other ranks have not delivered.
 #[derive(Default)]
-struct Lacking {
+struct Undelivered {
     /// The ranks do not have these samples yet, or have just become unreachable.
     late: Vec<SampleId>,
     /// The ranks are gone, or their copies are damaged.
@@ -112,11 +112,11 @@ struct Lacking {
 }
 
 impl Exchange {
-    pub(super) fn new(parts: Parts) -> Result<Exchange> {
-        let held = IdSet::new(parts.directory.num_samples());
-        let media = Blocking::new(parts.shared.media.storage.device.queue_pair()?)?;
+    pub(super) fn new(inputs: ExchangeInputs) -> Result<Exchange> {
+        let held = IdSet::new(inputs.directory.num_samples());
+        let media = Blocking::new(inputs.shared.media.storage.device.queue_pair()?)?;
         let (work, is_checked, answered, mended, suppliers) = Default::default();
-        Ok(Exchange { parts, work, held, answered, mended, is_checked, suppliers, media })
+        Ok(Exchange { inputs, work, held, answered, mended, is_checked, suppliers, media })
     }
 
     /// See [`super::Store::begin`].
@@ -134,13 +134,13 @@ impl Exchange {
             return Ok(());
         }
         self.work = None;
-        let Parts { shares, directory, rank, .. } = &self.parts;
+        let ExchangeInputs { shares, directory, rank, .. } = &self.inputs;
         let share = shares.ids(&**directory, *rank, epoch);
         let mut before = match epoch.0.checked_sub(1) {
-            Some(before) => Work::new(&self.parts, Epoch(before)),
+            Some(before) => Work::new(&self.inputs, Epoch(before)),
             None => Work::none(epoch),
         };
-        let next = Work::new(&self.parts, epoch);
+        let next = Work::new(&self.inputs, epoch);
         if !self.is_checked {
             let sent = before.steps.iter().map(|step| step.sends);
             let received = next.steps.iter().map(|step| step.receives);
@@ -162,7 +162,7 @@ impl Exchange {
         before.leaving.retain(|_, steps| !steps.is_empty());
         self.keep_only(&share, &before, &next)?;
         self.work = Some(if epoch.0 == 0 { next.begun(self) } else { before });
-        *self.parts.shared.progress.lock() = Progress { epoch, steps: 0 };
+        *self.inputs.shared.progress.lock() = Progress { epoch, steps: 0 };
         Ok(())
     }
 
@@ -182,18 +182,18 @@ impl Exchange {
     /// # Errors
     /// The exchange cannot continue.
     fn try_turn(&mut self) -> Result<Duration> {
-        let asked = self.parts.shared.board.get(Count::Asked);
+        let asked = self.inputs.shared.board.get(Count::Asked);
         if asked != self.answered {
-            let (epoch, _) = self.parts.shared.board.position();
-            let shared = Arc::clone(&self.parts.shared);
+            let (epoch, _) = self.inputs.shared.board.position();
+            let shared = Arc::clone(&self.inputs.shared);
             self.begin(epoch, &mut |_| !shared.is_stopping())?;
             self.answered = asked;
         }
         self.mend()?;
         let Some(mut work) = self.work.take() else { return Ok(IDLE) };
         let pause = self.advance(&mut work);
-        if pause.is_ok() && work.has_ended(self.parts.shared.board.position().0) {
-            work = Work::new(&self.parts, Epoch(work.epoch.0 + 1)).begun(self);
+        if pause.is_ok() && work.has_ended(self.inputs.shared.board.position().0) {
+            work = Work::new(&self.inputs, Epoch(work.epoch.0 + 1)).begun(self);
         }
         self.work = Some(work);
         pause
@@ -201,20 +201,20 @@ impl Exchange {
 
     /// Advances the exchange of an epoch; returns the pause until the next turn.
     fn advance(&mut self, work: &mut Work) -> Result<Duration> {
-        let (epoch, taken) = self.parts.shared.board.position();
+        let (epoch, taken) = self.inputs.shared.board.position();
         let is_over = epoch > work.epoch;
-        let due = match (is_over, self.parts.options.blocking) {
+        let due = match (is_over, self.inputs.options.blocking) {
             (true, _) => work.steps.len(),
             (false, true) => 0,
-            (false, false) => self.parts.shares.steps_due(taken) as usize,
+            (false, false) => self.inputs.shares.steps_due(taken) as usize,
         };
         let due = due.min(work.steps.len());
         if due > work.due {
-            add(&self.parts.shared.counters.steps, (due - work.due) as u64);
+            add(&self.inputs.shared.counters.steps, (due - work.due) as u64);
             work.due = due;
         }
         let lacks = self.fetch_due(work, is_over)?;
-        work.publish(&self.parts.shared, is_over);
+        work.publish(&self.inputs.shared, is_over);
         if !is_over {
             return Ok(if lacks { SOON } else { IDLE });
         }
@@ -234,15 +234,15 @@ impl Exchange {
         }
         let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         due.iter().for_each(|&step| by_rank.entry(work.steps[step].from).or_default().push(step));
-        let mut lacking = Lacking::default();
+        let mut lacking = Undelivered::default();
         for (rank, steps) in by_rank {
             let ids: Vec<SampleId> = steps.iter().map(|&step| work.steps[step].receives).collect();
             self.fetch_from(rank, &ids, &mut lacking)?;
         }
-        let Lacking { mut late, mut lost, why } = lacking;
+        let Undelivered { mut late, mut lost, why } = lacking;
         if is_over {
             let since = *work.late.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.parts.options.patience {
+            if since.elapsed() >= self.inputs.options.patience {
                 lost.append(&mut late);
             }
         }
@@ -250,14 +250,14 @@ impl Exchange {
         work.open.retain(|&step| !self.has(work.steps[step].receives));
         let lacks = work.open.range(..work.due).next().is_some();
         if let (true, Some(since), Some((rank, why))) = (lacks, work.late, why)
-            && since.elapsed() >= self.parts.options.deadline
+            && since.elapsed() >= self.inputs.options.deadline
         {
             let count = work.open.len();
             let text = format!(
                 "{count} samples for epoch {} have not come within {:?}, among them those of rank {rank}: \
                  {why}; neither can the data set be read",
                 work.epoch.0 + 1,
-                self.parts.options.deadline,
+                self.inputs.options.deadline,
             );
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
@@ -265,9 +265,9 @@ impl Exchange {
     }
 
     /// Fetches `ids` from the store of `rank`, and adds missing samples to `lacking`.
-    fn fetch_from(&mut self, rank: u32, ids: &[SampleId], lacking: &mut Lacking) -> Result<()> {
-        let runs: Vec<Run> =
-            ids.iter().filter_map(|&id| Run::of(&self.parts.directory, id)).collect();
+    fn fetch_from(&mut self, rank: u32, ids: &[SampleId], lacking: &mut Undelivered) -> Result<()> {
+        let runs: Vec<SampleRun> =
+            ids.iter().filter_map(|&id| SampleRun::of(&self.inputs.directory, id)).collect();
         let mut reader = match self.reader_of(Some(rank)) {
             Ok(reader) => reader,
             Err(why) => {
@@ -276,8 +276,8 @@ impl Exchange {
             }
         };
         let mut failed = None;
-        let is_near = self.parts.near.get(rank as usize) == Some(&true);
-        let shared = Arc::clone(&self.parts.shared);
+        let is_near = self.inputs.near.get(rank as usize) == Some(&true);
+        let shared = Arc::clone(&self.inputs.shared);
         reader.fetch(runs, &mut |run, fetched| {
             let id = run.samples[0].0;
             match fetched {
@@ -316,7 +316,7 @@ impl Exchange {
     }
 
     /// Adds the samples `ids` of a rank that cannot be reached; as late, not lost, if it may soon be back.
-    fn out_of_reach(&self, rank: u32, ids: &[SampleId], why: String, lacking: &mut Lacking) {
+    fn out_of_reach(&self, rank: u32, ids: &[SampleId], why: String, lacking: &mut Undelivered) {
         let is_gone = self.is_gone(rank);
         let list = if is_gone { &mut lacking.lost } else { &mut lacking.late };
         list.extend_from_slice(ids);
@@ -325,7 +325,7 @@ impl Exchange {
 
     /// Fetches `ids` from the data set; skips samples that cannot be read.
     fn fetch_from_origin(&mut self, ids: &[SampleId]) -> Result<()> {
-        let shared = Arc::clone(&self.parts.shared);
+        let shared = Arc::clone(&self.inputs.shared);
         self.read_origin(ids, &mut |exchange, run, buf| {
             add(&shared.counters.from_origin, run.samples.len() as u64);
             add(&shared.counters.from_origin_bytes, run.len() as u64);
@@ -337,15 +337,15 @@ impl Exchange {
     fn read_origin(
         &mut self,
         ids: &[SampleId],
-        take: &mut dyn FnMut(&mut Exchange, &Run, IoBuf) -> Result<()>,
+        take: &mut dyn FnMut(&mut Exchange, &SampleRun, IoBuf) -> Result<()>,
     ) -> Result<()> {
         if ids.is_empty() {
             return Ok(());
         }
         let Ok(mut reader) = self.reader_of(None) else { return Ok(()) };
-        let runs = Run::of_all(&self.parts.directory, ids);
+        let runs = SampleRun::of_all(&self.inputs.directory, ids);
         let mut failed = false;
-        let shared = Arc::clone(&self.parts.shared);
+        let shared = Arc::clone(&self.inputs.shared);
         reader.fetch(runs, &mut |run, fetched| {
             match fetched {
                 Fetched::Right(buf) => take(self, run, buf)?,
@@ -380,7 +380,7 @@ impl Exchange {
             for step in gone {
                 self.delete(work.steps[step].sends)?;
                 work.has_left = true;
-                add(&self.parts.shared.counters.deleted, 1);
+                add(&self.inputs.shared.counters.deleted, 1);
             }
             if stays.is_empty() {
                 continue;
@@ -391,10 +391,10 @@ impl Exchange {
             if progress > *latest || !is_waiting {
                 (*latest, *since) = (progress, now);
             }
-            if now - *since > self.parts.options.deadline {
+            if now - *since > self.inputs.options.deadline {
                 let text = format!(
                     "rank {rank} has not taken the samples that it gets after epoch {} within {:?}: {why}",
-                    work.epoch, self.parts.options.deadline
+                    work.epoch, self.inputs.options.deadline
                 );
                 return Err(Error::new(ErrorKind::TimedOut, text));
             }
@@ -405,7 +405,7 @@ impl Exchange {
     /// Returns whether `rank` has been unreachable for longer than `patience`.
     fn is_gone(&self, rank: u32) -> bool {
         let since = self.suppliers.get(&Some(rank)).and_then(|peer| peer.away_since);
-        since.is_some_and(|since| since.elapsed() >= self.parts.options.patience)
+        since.is_some_and(|since| since.elapsed() >= self.inputs.options.patience)
     }
 
     /// Tries one of the samples that leave for `rank`; returns whether it can be read from the data set.
@@ -444,7 +444,7 @@ impl Exchange {
         if let Some(reader) = supplier.reader.take() {
             return Ok(reader);
         }
-        let Parts { shared, peers, .. } = &self.parts;
+        let ExchangeInputs { shared, peers, .. } = &self.inputs;
         let (opened, pause) = match (rank, peers) {
             (None, _) => (SourceReader::new(&shared.origins, ORIGIN_LIMIT), ORIGIN_LIMIT),
             (Some(_), None) => return Err("nobody has joined".to_owned()),
@@ -462,11 +462,11 @@ impl Exchange {
 
     /// Verifies those of `ids` that an earlier run has left in the store, and deletes all other pages.
     fn check_found(&mut self, ids: &[SampleId]) -> Result<()> {
-        let shared = Arc::clone(&self.parts.shared);
+        let shared = Arc::clone(&self.inputs.shared);
         if !shared.media.storage.was_used {
             return Ok(());
         }
-        for run in Run::of_all(&self.parts.directory, ids) {
+        for run in SampleRun::of_all(&self.inputs.directory, ids) {
             let Some(pages) = shared.media.pages_of(run.namespace, &run.bytes) else { continue };
             let read = self.media.read(pages.start * PAGE_BYTES, run.len());
             let Ok(bytes) = read else { continue }; // unreadable samples are fetched again
@@ -508,14 +508,14 @@ impl Exchange {
         let froms = before.steps.iter().map(|step| (step.receives, step.from));
         let tos = next.steps.iter().map(|step| (step.sends, step.to));
         let others: Vec<(SampleId, u32)> =
-            froms.chain(tos).filter(|&(_, rank)| rank != self.parts.rank).collect();
-        let until = Instant::now() + self.parts.options.deadline;
+            froms.chain(tos).filter(|&(_, rank)| rank != self.inputs.rank).collect();
+        let until = Instant::now() + self.inputs.options.deadline;
         loop {
             let mut by_rank: BTreeMap<u32, Vec<SampleId>> = BTreeMap::new();
             let lacking = others.iter().filter(|(id, _)| !self.has(*id) && missing.contains(id));
             lacking.for_each(|&(id, rank)| by_rank.entry(rank).or_default().push(id));
             for (rank, ids) in by_rank {
-                self.fetch_from(rank, &ids, &mut Lacking::default())?;
+                self.fetch_from(rank, &ids, &mut Undelivered::default())?;
             }
             let lacking = missing.iter().filter(|&&id| !self.has(id)).count() as u64;
             staged.done = staged.samples - lacking;
@@ -542,8 +542,8 @@ impl Exchange {
         staged: &mut Staged,
         tell: &mut dyn FnMut(Staged) -> Result<()>,
     ) -> Result<()> {
-        let runs = Run::of_all(&self.parts.directory, missing);
-        let shared = Arc::clone(&self.parts.shared);
+        let runs = SampleRun::of_all(&self.inputs.directory, missing);
+        let shared = Arc::clone(&self.inputs.shared);
         let mut reader = SourceReader::new(&shared.origins, STAGING_LIMIT)?;
         reader.fetch(runs, &mut |run, fetched| {
             match fetched {
@@ -576,14 +576,14 @@ impl Exchange {
 
     /// Fetches damaged samples again; their pages have been removed.
     fn mend(&mut self) -> Result<()> {
-        let reported = self.parts.shared.board.get(Count::Damaged);
+        let reported = self.inputs.shared.board.get(Count::Damaged);
         if reported == self.mended {
             return Ok(());
         }
         self.mended = reported;
         let is_whole = |id: SampleId| {
-            let extent = self.parts.directory.extent(id)?;
-            let media = &self.parts.shared.media;
+            let extent = self.inputs.directory.extent(id)?;
+            let media = &self.inputs.shared.media;
             Some(media.has(media.pages_of(extent.namespace, &page_bytes(&extent))?))
         };
         let held = self.held.iter().map(SampleId);
@@ -598,8 +598,8 @@ impl Exchange {
     }
 
     /// Stores the pages of `run`, whose samples have been verified.
-    fn put(&mut self, run: &Run, bytes: IoBuf) -> Result<()> {
-        let shared = Arc::clone(&self.parts.shared);
+    fn put(&mut self, run: &SampleRun, bytes: IoBuf) -> Result<()> {
+        let shared = Arc::clone(&self.inputs.shared);
         let pages = shared.media.pages_of(run.namespace, &run.bytes);
         let pages = pages.expect("samples lie before the end of all samples");
         if !pages.is_empty() {
@@ -614,17 +614,17 @@ impl Exchange {
     /// Deletes a sample, except for pages that it shares with samples that stay.
     fn delete(&mut self, id: SampleId) -> Result<()> {
         self.held.remove_range(id.0..id.0 + 1);
-        let Some(extent) = self.parts.directory.extent(id) else { return Ok(()) };
+        let Some(extent) = self.inputs.directory.extent(id) else { return Ok(()) };
         let bytes = self.own_pages(id, extent.namespace, page_bytes(&extent));
-        match self.parts.shared.media.pages_of(extent.namespace, &bytes) {
-            Some(pages) => self.parts.shared.media.delete(pages),
+        match self.inputs.shared.media.pages_of(extent.namespace, &bytes) {
+            Some(pages) => self.inputs.shared.media.delete(pages),
             None => Ok(()),
         }
     }
 
     /// The part of `bytes`, the pages of sample `id`, that contains no other sample of the store.
     fn own_pages(&self, id: SampleId, namespace: u16, bytes: Range<u64>) -> Range<u64> {
-        let Some(Slot(slot)) = self.parts.directory.slot_of(id) else { return bytes };
+        let Some(Slot(slot)) = self.inputs.directory.slot_of(id) else { return bytes };
         let before = self.held_among((0..slot).rev(), namespace, &bytes);
         let behind = self.held_among(slot + 1.., namespace, &bytes);
         let start = before.map_or(bytes.start, |pages| pages.end.min(bytes.end));
@@ -640,7 +640,7 @@ impl Exchange {
         namespace: u16,
         bytes: &Range<u64>,
     ) -> Option<Range<u64>> {
-        let directory = &self.parts.directory;
+        let directory = &self.inputs.directory;
         for other in slots.map_while(|slot| directory.id_at(Slot(slot))) {
             let Some(extent) = directory.extent(other) else { continue }; // it was deleted
             let pages = page_bytes(&extent);
@@ -661,14 +661,14 @@ impl Exchange {
 
     /// Records why the exchange cannot continue, for all processes of the rank.
     fn fail(&self, kind: ErrorKind, text: String) {
-        let whole = format!("rank {}: {text}", self.parts.rank);
-        if self.parts.shared.board.fail(kind, &whole) {
+        let whole = format!("rank {}: {text}", self.inputs.rank);
+        if self.inputs.shared.board.fail(kind, &whole) {
             tracing::warn!("the exchange of samples cannot go on: {text}");
         }
     }
 }
 
-impl Lacking {
+impl Undelivered {
     /// Notes the first reason.
     fn because(&mut self, rank: u32, why: &str) {
         self.why.get_or_insert_with(|| (rank, why.to_owned()));
@@ -677,13 +677,13 @@ impl Lacking {
 
 impl Work {
     /// The exchange of `epoch`; empty if no epoch of the run follows.
-    fn new(parts: &Parts, epoch: Epoch) -> Work {
-        if epoch.0 >= parts.last {
+    fn new(inputs: &ExchangeInputs, epoch: Epoch) -> Work {
+        if epoch.0 >= inputs.last {
             return Work::none(epoch);
         }
-        let mut steps = parts.shares.exchanges(&*parts.directory, parts.rank, epoch);
+        let mut steps = inputs.shares.exchanges(&*inputs.directory, inputs.rank, epoch);
         // A sample that stays at this rank needs no exchange.
-        let moves = |step: &Exchanged| step.to != parts.rank;
+        let moves = |step: &Exchanged| step.to != inputs.rank;
         let moving = (0..steps.len()).filter(|&step| moves(&steps[step]));
         let open: BTreeSet<usize> = moving.collect();
         let mut leaving: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
@@ -701,7 +701,7 @@ impl Work {
     /// Removes the steps whose samples are already in the store, and publishes the progress.
     fn begun(mut self, exchange: &Exchange) -> Work {
         self.open.retain(|&step| !exchange.has(self.steps[step].receives));
-        self.publish(&exchange.parts.shared, false);
+        self.publish(&exchange.inputs.shared, false);
         self
     }
 

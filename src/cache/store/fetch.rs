@@ -18,27 +18,28 @@ use dlfs_order::tier::PAGE_BYTES;
 
 /// Adjacent samples, in whole pages.
 #[derive(Debug, Clone)]
-pub(super) struct Run {
+pub(super) struct SampleRun {
     pub(super) namespace: u16,
     /// Bytes of the namespace.
     pub(super) bytes: Range<u64>,
     pub(super) samples: Vec<(SampleId, Extent)>,
 }
 
-impl Run {
+impl SampleRun {
     /// The pages of one sample; `None` if it is not live.
-    pub(super) fn of(directory: &Directory, id: SampleId) -> Option<Run> {
+    pub(super) fn of(directory: &Directory, id: SampleId) -> Option<SampleRun> {
         let extent = directory.extent(id)?;
         let namespace = extent.namespace;
         let bytes = page_bytes(&extent);
-        Some(Run { namespace, bytes, samples: vec![(id, extent)] })
+        Some(SampleRun { namespace, bytes, samples: vec![(id, extent)] })
     }
 
     /// The samples `ids` in runs of up to 1 MiB, or of one longer sample.
-    pub(super) fn of_all(directory: &Directory, ids: &[SampleId]) -> Vec<Run> {
-        let mut all: Vec<Run> = ids.iter().filter_map(|&id| Run::of(directory, id)).collect();
+    pub(super) fn of_all(directory: &Directory, ids: &[SampleId]) -> Vec<SampleRun> {
+        let mut all: Vec<SampleRun> =
+            ids.iter().filter_map(|&id| SampleRun::of(directory, id)).collect();
         all.sort_by_key(|run| (run.namespace, run.bytes.start, run.bytes.end));
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<SampleRun> = Vec::new();
         for run in all {
             match runs.last_mut() {
                 Some(last) if last.takes(&run) => {
@@ -51,7 +52,7 @@ impl Run {
         runs
     }
 
-    fn takes(&self, next: &Run) -> bool {
+    fn takes(&self, next: &SampleRun) -> bool {
         let is_next = next.namespace == self.namespace && next.bytes.start <= self.bytes.end;
         is_next && next.bytes.end.max(self.bytes.end) - self.bytes.start <= MAX_RUN_BYTES
     }
@@ -108,11 +109,11 @@ impl SourceReader {
     /// Errors of `each`.
     pub(super) fn fetch(
         &mut self,
-        runs: impl IntoIterator<Item = Run>,
-        each: &mut dyn FnMut(&Run, Fetched) -> Result<bool>,
+        runs: impl IntoIterator<Item = SampleRun>,
+        each: &mut dyn FnMut(&SampleRun, Fetched) -> Result<bool>,
     ) -> Result<()> {
         let mut runs = runs.into_iter();
-        let mut under_way: VecDeque<(Run, Ticket)> = VecDeque::new();
+        let mut under_way: VecDeque<(SampleRun, Ticket)> = VecDeque::new();
         loop {
             while under_way.len() < DEPTH
                 && let Some(run) = runs.next()
@@ -162,7 +163,7 @@ impl SourceReader {
     }
 
     /// Begins to read a run, unless it is empty.
-    fn begin(&mut self, run: &Run) -> Result<Option<Ticket>> {
+    fn begin(&mut self, run: &SampleRun) -> Result<Option<Ticket>> {
         let pair = self.pairs[usize::from(run.namespace)];
         let begin = || self.calls.begin_read(pair, run.bytes.start, IoBuf::zeroed(run.len()));
         (run.len() > 0).then(begin).transpose()
@@ -179,7 +180,7 @@ pub(super) enum Fetched {
     Failed(Error),
 }
 
-fn checked(run: &Run, read: Result<IoBuf>) -> Fetched {
+fn checked(run: &SampleRun, read: Result<IoBuf>) -> Fetched {
     match read {
         Ok(buf) => match run.wrong(&buf) {
             wrong if wrong.is_empty() => Fetched::Right(buf),

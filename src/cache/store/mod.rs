@@ -218,7 +218,7 @@ impl Store {
             near = places.into_iter().map(is_near).collect();
             peers = Some(joined);
         }
-        let parts = exchange::Parts {
+        let inputs = exchange::ExchangeInputs {
             shared: Arc::clone(&shared),
             directory: Arc::clone(directory),
             shares,
@@ -228,7 +228,7 @@ impl Store {
             near,
             options,
         };
-        let exchange = Arc::new(Mutex::new(Exchange::new(parts)?));
+        let exchange = Arc::new(Mutex::new(Exchange::new(inputs)?));
         let thread = Store::start(Arc::clone(&shared), Arc::clone(&exchange))?;
         let thread = Forked::new(Some(thread));
         let _metered = Registration::new(&shared);

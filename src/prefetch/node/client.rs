@@ -19,7 +19,7 @@ use crate::units::{Epoch, SampleId};
 
 use super::link::{Link, Received};
 use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner, unknown};
-use super::owner::Owner;
+use super::owner::NodeOwner;
 use super::puller::Origin;
 use super::{reading, seat, socket_name};
 
@@ -40,7 +40,7 @@ pub(crate) struct NodeClient {
     /// The connection to the owner; `None`: there is none yet, or the owner has ended.
     link: Option<Link>,
     /// The owner's threads, if this process is the owner.
-    owner: Option<Owner>,
+    owner: Option<NodeOwner>,
     /// The number of the current request: see [`ToOwner::Want`].
     turn: u32,
     /// A message that arrived while another was awaited.
@@ -62,7 +62,7 @@ impl NodeClient {
     /// Connects to the owner of the node's loader, or becomes the owner. `len` is the number of positions of an epoch.
     ///
     /// # Errors
-    /// `Busy`: another process has this rank's seat. Errors of [`Owner::start`] and [`Link::open`].
+    /// `Busy`: another process has this rank's seat. Errors of [`NodeOwner::start`] and [`Link::open`].
     pub(crate) fn start(
         origin: Origin,
         (options, place): (LoaderOptions, NodePlace),
@@ -249,7 +249,8 @@ impl NodeClient {
                 let reading = reading(&self.place, &self.options, state.clone());
                 let gather = if self.was_connected { GATHER_AGAIN } else { GATHER };
                 let base = state.clone();
-                self.owner = Some(Owner::start(listener, &self.origin, (&reading, base), gather)?);
+                self.owner =
+                    Some(NodeOwner::start(listener, &self.origin, (&reading, base), gather)?);
                 connect_to(&name)
             }
             found => found,
@@ -381,7 +382,7 @@ impl NodeClient {
 
     /// The counters of this rank, with those of the reads of the whole node if this process reads for it.
     pub(crate) fn stats(&self) -> LoaderStats {
-        let of_node = self.owner.as_ref().map(Owner::stats).unwrap_or_default();
+        let of_node = self.owner.as_ref().map(NodeOwner::stats).unwrap_or_default();
         let LoaderStats { batches, samples, sample_bytes, skipped, copied_bytes, stalls, .. } =
             self.course.stats;
         let stall_s = stalls.total().as_secs_f64();

@@ -29,7 +29,7 @@ use super::puller::{Answer, Command, Entry, Origin, Pulled, Puller, ring};
 use super::schedule::{NewShare, Schedule, Share, Step};
 
 /// The two threads of an owner. They end when this is dropped, and with them the connections.
-pub(super) struct Owner {
+pub(super) struct NodeOwner {
     /// Tells the threads to end.
     stop: Arc<AtomicBool>,
     /// Wakes the thread that serves clients.
@@ -40,7 +40,7 @@ pub(super) struct Owner {
     stats: Arc<Mutex<LoaderStats>>,
 }
 
-impl Owner {
+impl NodeOwner {
     /// Serves the clients that connect to `listener`. `options` are those of the node's prefetcher, and `base` is the
     /// state of the run at any position. Keeps the shares of missing ranks for up to `gather`.
     ///
@@ -51,7 +51,7 @@ impl Owner {
         origin: &Origin,
         (options, base): (&LoaderOptions, State),
         gather: Duration,
-    ) -> Result<Owner> {
+    ) -> Result<NodeOwner> {
         let window = (origin.window)()?;
         let pool = window.pool.clone();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -106,7 +106,7 @@ impl Owner {
             threads::start("dlfs-node-pull", &fate, puller, Puller::run)?,
             threads::start("dlfs-node", &fate, server, Server::run)?,
         ];
-        Ok(Owner { stop, bell, threads, fate, stats })
+        Ok(NodeOwner { stop, bell, threads, fate, stats })
     }
 
     /// The counters of the node's prefetcher.
@@ -120,7 +120,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for NodeOwner {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         ring(&self.bell);

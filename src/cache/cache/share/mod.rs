@@ -48,7 +48,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{receive_files, send_files};
 
 pub(super) use link::{Link, Message};
-pub(super) use owner::{Owner, Sharing};
+pub(super) use owner::{Sharing, TierOwner};
 pub use socket::{Listener, connect_to, is_same_user};
 
 /// Name of the socket on which the owner of these tiers listens; `None` if the first tier in a file has no

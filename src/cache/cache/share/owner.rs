@@ -21,25 +21,25 @@ use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
 /// Serves processes that attach, on a thread of its own, until it is stopped.
-pub(in crate::cache) struct Owner {
+pub(in crate::cache) struct TierOwner {
     /// Socket that ends the thread when a byte is written to it.
     stop: UnixStream,
     thread: Thread,
 }
 
-impl Owner {
+impl TierOwner {
     /// Shares tiers with processes that connect.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(in crate::cache) fn start(shared: Arc<TierShared>, sharing: Sharing) -> Result<Owner> {
+    pub(in crate::cache) fn start(shared: Arc<TierShared>, sharing: Sharing) -> Result<TierOwner> {
         let (stop, stopped) = UnixStream::pair()?;
         mark_ours(&stop);
         mark_ours(&stopped);
         let attached = Vec::new();
         let server = Server { shared, sharing, stopped, attached, last: 0 };
         let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
-        Ok(Owner { stop, thread })
+        Ok(TierOwner { stop, thread })
     }
 
     /// Ends the thread, and with it the connections.
