@@ -561,7 +561,7 @@ fn tokens_of(dataset: &Dataset, count: &Count) -> Result<u64> {
         }
     };
     let budget = Arc::new(options.budget(lengths));
-    Ok(TokenLengths::new(directory, &budget, TooLong::Raise)?.measure()?.tokens())
+    Ok(TokenLengths::new(directory, &budget, TooLong::Raise)?.measure()?.tokens)
 }
 
 /// Rows that were requested together, every byte of their documents verified. Its memory is reused by the next one.

@@ -29,7 +29,7 @@ use super::sample_driver::SampleDriver;
 use super::stream::{Fed, Stream};
 use super::walk::Head;
 
-/// Issues one read per chunk.
+/// Reads whole chunks, and hands samples out of them.
 pub(super) struct ChunkDriver {
     directory: Arc<Directory>,
     geometry: Vec<Geometry>,
@@ -43,11 +43,13 @@ pub(super) struct ChunkDriver {
     /// Batches for which a chunk stays after its last use; 0 if it stays until its group ends. See
     /// [`ChunkDriver::patient`].
     patience: u64,
+    /// The chunks, or parts of chunks, in memory or being read.
     residents: Slab<Resident>,
     /// By chunk number: the index in `residents` of its first resident, or `NONE`.
     first_of: Vec<u32>,
     /// Indices of the residents that belong to groups: all but single samples.
     held: Vec<u32>,
+    /// The batches that are not delivered yet, in order.
     planned: VecDeque<PlannedBatch>,
     /// The number of samples in all of `planned`.
     num_planned: usize,
@@ -55,53 +57,67 @@ pub(super) struct ChunkDriver {
     requested: usize,
     /// The number of the batch `planned[0]`.
     first: u64,
+    /// Empty plans of reads, to be used again.
     free_fetches: Vec<Fetch>,
     /// Residents with overwritten memory: they are read again as soon as there is other memory.
     to_reread: Vec<u32>,
     /// The number of chunk reads so far, including repeated ones.
     num_reads: u32,
     /// A planned chunk read that waits for memory.
-    unstarted: Option<(u32, Range<u32>, Fetch)>,
+    unstarted: Option<UnstartedRead>,
+    /// Empty lists of picks, to be used again.
     free_picks: Vec<Vec<Pick>>,
 }
 
-/// A range of a chunk's samples in memory; usually all of them.
+/// A planned read of some samples of a chunk, which waits for memory.
+struct UnstartedRead {
+    chunk: u32,
+    samples: Range<u32>,
+    fetch: Fetch,
+}
+
+/// A range of a chunk's samples in memory, or being read; usually all of them.
 #[derive(Default)]
 struct Resident {
     chunk: u32,
-    /// Its samples, counted from the start of the chunk.
+    /// The samples, counted from the start of the chunk.
     samples: Range<u32>,
-    /// A single sample of a chunk that another rank reads: it is dropped once it has been handed out.
+    /// Set if this is a single sample of a chunk that another rank reads: it is dropped once it has been handed out.
     alone: bool,
     /// The next resident of the same chunk, or `NONE`: a chunk may belong to two lanes.
     next: u32,
-    /// Lane and group of the order that the chunk was read for.
+    /// Lane, epoch and group of the order that use the resident now.
     lane: u32,
     epoch: u64,
     group: u32,
-    /// The number of the read that filled it, and the epoch of that read.
+    /// The number of the read that filled the memory, and the epoch for which it was read.
     load: u32,
     read_for: u64,
+    /// The samples and their places in `buf`.
     fetch: Fetch,
     buf: SharedBuf,
+    /// Samples that must not be handed out: index into `fetch.samples`, ascending, and error.
     failures: Vec<(usize, Error)>,
+    /// Set once the read has arrived.
     ready: bool,
-    /// Planned batches that use it and are not assembled yet.
+    /// The number of planned batches that use it and are not assembled yet.
     pins: u32,
+    /// Set if it may be evicted once no batch pins it: its group has ended, or it has not been used for long.
     closed: bool,
-    /// The last batch that pinned it, and the last batch assembled from it, with its index among
-    /// that batch's buffers.
+    /// The number of the last batch that pinned it.
     pinned_by: u64,
+    /// The number of the last batch assembled from it, and the index of `buf` among that batch's buffers.
     used_by: u64,
     buf_index: u32,
 }
 
+/// A batch that is planned and not delivered yet.
 struct PlannedBatch {
     head: Head,
     picks: Vec<Pick>,
-    /// The chunks of the picks before this one are requested.
+    /// The number of picks at the front whose chunks are requested.
     requested: usize,
-    /// The chunks of the picks before this one have arrived; they are pinned, so they stay.
+    /// The number of picks at the front whose chunks have arrived. The chunks are pinned, so they stay.
     arrived: usize,
 }
 
@@ -216,7 +232,7 @@ impl ChunkDriver {
         let fetch = self.plan(chunk, &samples);
         memory.set_next(&fetch);
         let Some(buf) = self.take_memory(fetch.len_bytes, first, memory) else {
-            self.unstarted = Some((chunk, samples, fetch));
+            self.unstarted = Some(UnstartedRead { chunk, samples, fetch });
             return None;
         };
         self.num_reads = self.num_reads.wrapping_add(1);
@@ -279,8 +295,8 @@ impl ChunkDriver {
     /// samples.
     fn plan(&mut self, chunk: u32, range: &Range<u32>) -> Fetch {
         let mut fetch = match self.unstarted.take() {
-            Some((planned, of, fetch)) if planned == chunk && of == *range => return fetch,
-            Some((_, _, other)) => other,
+            Some(read) if read.chunk == chunk && read.samples == *range => return read.fetch,
+            Some(other) => other.fetch,
             None => self.free_fetch(chunk, range.len()),
         };
         fetch.clear();
@@ -326,6 +342,8 @@ impl ChunkDriver {
         *last = index;
     }
 
+    /// Closes the residents that are needed no more once `group` of `lane` begins, and evicts them if nothing pins
+    /// them.
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
         let patience = self.patience;
         let oldest = (self.first + self.planned.len() as u64).saturating_sub(patience);
@@ -340,6 +358,7 @@ impl ChunkDriver {
         self.evict(|resident| resident.closed);
     }
 
+    /// Returns whether some resident could be evicted.
     fn has_unpinned(&self) -> bool {
         self.held.iter().any(|&index| self.residents[index as usize].is_unpinned())
     }
@@ -417,6 +436,7 @@ impl ChunkDriver {
         planned.arrived == planned.picks.len()
     }
 
+    /// Makes the next batch, whose chunks have all arrived.
     fn assemble(&mut self, planned: PlannedBatch) -> Result<Delivery> {
         let number = self.first;
         self.first += 1;
@@ -640,6 +660,7 @@ fn find(first_of: &[u32], residents: &Slab<Resident>, pick: Pick) -> u32 {
     index
 }
 
+/// The slots of a chunk's samples.
 fn slots_of(directory: &Directory, chunk: u32) -> Range<u64> {
     let info = directory.chunk(chunk);
     info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots)
@@ -654,6 +675,7 @@ fn each_slot(directory: &Directory, fetch: &Fetch, mut visit: impl FnMut(usize, 
     }
 }
 
+/// Stands for no resident.
 const NONE: u32 = u32::MAX;
 
 /// The first token of the early batch. Tokens of chunk fetches are indices of residents, which are smaller.

@@ -173,9 +173,9 @@ mod tests {
             panic!("message to panic");
         })
         .unwrap();
-        let lines = vec![line];
+        let senders = vec![line];
         let of = Arc::clone(&shared);
-        let mut copiers = Copiers { lines, next: 0, by_poller: false, shared: of, pool: pool() };
+        let mut copiers = Copiers { senders, next: 0, by_poller: false, shared: of, pool: pool() };
         assert!(copiers.pass_on(batch()).is_ok());
         assert!(matches!(ready.recv(), Ok(Message::Batch(_))));
         assert!(ready.recv().is_err(), "closed, and no end was said");

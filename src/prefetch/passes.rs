@@ -37,10 +37,10 @@ use super::memory::{Memory, Priority};
 use super::stream::Stream;
 use super::walk::Head;
 
-/// Issues one read per pass.
+/// Reads chunks in passes, and hands samples out of copies.
 pub(super) struct PassDriver {
     directory: Arc<Directory>,
-    /// The plan of one pass; its extents are those of the last chosen samples.
+    /// Plans one pass at a time; the extents are those of the last chosen samples.
     plans: SamplePlans,
     stream: Stream,
     on_error: OnError,
@@ -48,9 +48,11 @@ pub(super) struct PassDriver {
     /// The number of sections opened so far. Their first passes have different lengths; otherwise all sections would
     /// be read again at the same time.
     num_opened: u64,
+    /// The chunks with planned samples or copies.
     chunks: Slab<OpenChunk>,
     /// By chunk number: its index in `chunks`, or `NONE`.
     index_of: Vec<u32>,
+    /// The batches that are not delivered yet, in order.
     planned: VecDeque<PlannedBatch>,
     /// The number of samples in all of `planned`.
     num_planned: usize,
@@ -62,18 +64,23 @@ pub(super) struct PassDriver {
     next_batch: u64,
     /// Samples with lower numbers are read alone, and their batches do not wait until enough is planned for passes.
     early_until: u64,
+    /// The outstanding passes.
     passes: Slab<Pass>,
+    /// The buffers with copies of samples that are not handed out yet.
     copies: Slab<Copies>,
     /// By sample number: the error of a sample that must not be handed out.
     failures: HashMap<u64, Error>,
     /// Read buffers that no pass uses.
     read_buffers: Vec<IoBuf>,
+    /// The number of read buffers, those of passes included.
     num_read_buffers: usize,
     /// The section that waits for memory, and the number of bytes it needs.
     short: Option<((u32, u32), usize)>,
+    /// Memory for the samples of a batch or of a pass, and for the indices of a pass's buffers.
     picks: Vec<Pick>,
     ids: Vec<SampleId>,
     keys: Vec<u32>,
+    /// Empty chunks and lists, to be used again.
     free_chunks: Vec<OpenChunk>,
     free_lists: Vec<Vec<(u32, u32)>>,
     free_passes: Vec<Vec<PassSample>>,
@@ -110,6 +117,7 @@ struct OpenChunk {
     num_planned: usize,
 }
 
+/// A part of a chunk, of about one read buffer.
 #[derive(Default)]
 struct Section {
     /// Samples that no pass has taken, ascending: number in the order of the run, and index in the chunk.
@@ -118,7 +126,9 @@ struct Section {
     /// out.
     held: VecDeque<PassSample>,
     arrived: u64,
+    /// Set while a pass over the section is outstanding.
     has_pass: bool,
+    /// Set once a pass has been begun that is not of the first batches.
     was_read: bool,
 }
 
@@ -158,6 +168,7 @@ struct PassSample {
     offset: u32,
 }
 
+/// A batch that is planned and not delivered yet.
 struct PlannedBatch {
     head: Head,
     /// Number of its first sample.
@@ -603,6 +614,7 @@ impl PassDriver {
         fetch
     }
 
+    /// Keeps the memory of a plan and of a list of buffers for later passes.
     fn give_back(&mut self, fetch: Fetch, mut copies: Vec<IoBuf>) {
         self.plans.recycle(fetch);
         copies.clear();
@@ -622,6 +634,7 @@ impl PassDriver {
         true
     }
 
+    /// Makes the next batch, whose samples have all arrived.
     fn assemble(&mut self, planned: PlannedBatch) -> Result<Delivery> {
         let of_batch = self.next_batch;
         self.next_batch += 1;
@@ -792,8 +805,10 @@ impl Pass {
     }
 }
 
+/// Stands for no chunk, or no buffer.
 const NONE: u32 = u32::MAX;
 
+/// The length of a page: blocks of media and slots of the window are multiples of it.
 const PAGE: usize = 4096;
 
 /// The longest section: long enough to be worth several commands.

@@ -18,7 +18,7 @@ use super::memory::{Memory, Priority};
 use super::stream::{Fed, Stream};
 use super::walk::Head;
 
-/// Plans the reads of one batch at a time.
+/// Reads each batch by itself.
 pub(super) struct SampleDriver {
     directory: Arc<Directory>,
     plans: SamplePlans,
@@ -26,19 +26,24 @@ pub(super) struct SampleDriver {
     merge: Merge,
     max_fetch_bytes: usize,
     on_error: OnError,
+    /// The batches in flight, in order.
     under_way: VecDeque<UnderWay>,
-    /// Token of `under_way[0]`.
+    /// The token of the reads of `under_way[0]`; each following batch has the next one.
     pub(super) first: u64,
     max_under_way: usize,
+    /// Memory for the ids of one batch.
     ids: Vec<SampleId>,
+    /// Empty lists of reads, to be used again.
     free_lists: Vec<VecDeque<Fetch>>,
 }
 
+/// A batch in flight.
 struct UnderWay {
     head: Head,
     batch: Batch,
-    /// Planned reads that have no memory yet.
+    /// Planned reads that are not started yet.
     unstarted: VecDeque<Fetch>,
+    /// The number of outstanding reads.
     outstanding: usize,
     left_out: LeftOut,
 }

@@ -1,4 +1,4 @@
-//! Starts a prefetcher: its state, its window, and the driver of its batches.
+//! Starts a prefetcher: determines its state, allocates its window, and selects the driver of its batches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ impl Prefetcher {
         Poller::start((pump, memory), driver, shared, directories, options, window)
     }
 
-    /// The parts that read one data set.
+    /// The parts of a poller that reads one data set.
     fn parts(&self, mut pump: Pump) -> Result<PollerParts> {
         let options = &self.options;
         let on_error = options.on_error;

@@ -1,12 +1,12 @@
-//! The working set of a grouped order: estimates the chunks that it has open at a time, and checks that they fit
-//! the window.
+//! Decides from the working set of a run, the chunks that its order has open at a time, how long the window is and how
+//! batches are read.
 //!
-//! [`LoaderOptions::batching_on`] selects how batches are read: as the options say, or else by the order and the
-//! medium. In grouped order, whole chunks are read and kept until their group has ended, so the medium is
-//! read once, in large pieces. But if a local file goes through the page cache, the page cache keeps the chunks
-//! already, and a second copy in the window would be read from DRAM instead of a processor cache. There, samples
-//! are read one by one, just before they are needed, if they are so large that a read costs little beside the copy.
-//! See `docs/performance.md`.
+//! [`LoaderOptions::batching_on`] selects how batches are read: as the options say, or else by the order, the window
+//! and the medium. In grouped order, whole chunks are read and kept until their group has ended, so the medium is read
+//! once, in large pieces. But if a local file goes through the page cache, the page cache keeps the chunks already,
+//! and a second copy in the window would be read from DRAM instead of a processor cache. There, samples are read one
+//! by one, just before they are needed, if they are so large that a read costs little beside the copy. See
+//! `docs/performance.md`.
 //!
 //! Other orders are read by samples. In global order, tiny samples share blocks: they are read in passes if one
 //! pass uses enough samples of each block.
@@ -48,7 +48,7 @@ pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize
 }
 
 /// Bytes of the chunks that one source of a mixture has in use: the chunks open on this rank, and the next group of
-/// each lane that changes groups. Orders by slot have one chunk open.
+/// each lane that changes groups. Other orders have one chunk open, and the next one.
 pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     let chunks = match options.order.kind.lanes_and_group() {
         Some((_, group)) => u64::from(lanes_of(options)) * (u64::from(group) + 1),
@@ -69,14 +69,14 @@ fn budget_declines_chunks(directory: &Directory, options: &LoaderOptions) -> boo
     (window_bytes(directory, options) as u64) < wanted || ranks > sample_cost(directory)
 }
 
-/// Bytes that batches by a budget need beside the open chunks of the order: a window of positions reaches into the
-/// next group, and its chunks stay for two windows.
+/// Bytes that batches by a budget need beside the open chunks of the order: a window of positions that is sorted by
+/// length reaches into the next group, and its chunks stay for two such windows.
 fn sorted_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     let samples = sorted_positions(options).min(directory.num_live());
     samples.saturating_mul(3 * mean_sample_bytes(directory)).min(chunks_len(directory, u64::MAX))
 }
 
-/// The same for a mixture whose samples have `mean_bytes` on average.
+/// As [`sorted_bytes`], for a mixture whose samples have `mean_bytes` on average.
 pub(super) fn sorted_bytes_of(options: &LoaderOptions, mean_bytes: u64) -> u64 {
     sorted_positions(options).saturating_mul(mean_bytes.saturating_mul(3))
 }
@@ -221,6 +221,7 @@ fn shares_chunks_on_node(options: &LoaderOptions) -> bool {
         })
 }
 
+/// The number of times that all ranks together read the chunks with this sharding.
 fn reads_as(directory: &Directory, options: &LoaderOptions, sharding: Sharding) -> Option<Reads> {
     let epoch = Epoch(options.resume.as_ref().map_or(options.epochs.start, |state| state.epoch.0));
     let mut order = EpochOrder::new(&options.order, epoch, directory).ok()?;
@@ -263,12 +264,13 @@ pub(super) fn sample_cost(directory: &Directory) -> f64 {
     1.0 + BLOCK_BYTES / (mean_sample_bytes(directory).max(1) as f64)
 }
 
-/// The same for a sample that aligned shares give to another rank: they choose one that touches few blocks.
+/// As [`sample_cost`], for a sample that aligned shares give to another rank: they choose one that touches few blocks.
 fn stray_cost(directory: &Directory) -> f64 {
     let mean = mean_sample_bytes(directory).max(1) as f64;
     (mean / BLOCK_BYTES).ceil() * BLOCK_BYTES / mean
 }
 
+/// The mean length of a sample in bytes.
 pub(super) fn mean_sample_bytes(directory: &Directory) -> u64 {
     let lengths = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
     lengths.sum::<u64>() / directory.num_samples().max(1)
@@ -279,6 +281,7 @@ fn chunks_len(directory: &Directory, chunks: u64) -> u64 {
     chunks.min(u64::from(directory.num_chunks())).saturating_mul(chunk_len(directory))
 }
 
+/// The length of a chunk in bytes.
 fn chunk_len(directory: &Directory) -> u64 {
     directory.layout().chunk_size_bytes.into()
 }

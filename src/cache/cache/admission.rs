@@ -189,6 +189,7 @@ impl TierShared {
         self.place_at(place, unplaced.collect::<Vec<u32>>());
     }
 
+    /// The request of `space` pages of address space for a unit, of which `pages` are reserved.
     fn want(&self, unit: u32, space: u64, pages: u64) -> Want {
         Want { space, pages, is_long: self.units.long_of(unit).is_some() }
     }

@@ -164,6 +164,7 @@ impl Counters {
         add(of(&self.tiers[usize::from(tier)]), 1);
     }
 
+    /// Counts a read, or a piece of one, of `len` bytes that a tier served.
     pub(super) fn hit(&self, tier: u8, len: usize, took: Duration) {
         let tier = &self.tiers[usize::from(tier)];
         add(&tier.hits, 1);
@@ -171,6 +172,7 @@ impl Counters {
         add(&tier.hit_s, took.as_nanos() as u64);
     }
 
+    /// Counts a read of `len` bytes of the origin that a reader waited for.
     pub(super) fn origin_read(&self, len: usize, took: Duration) {
         add(&self.origin.reads, 1);
         add(&self.origin.bytes, len as u64);
@@ -183,16 +185,19 @@ impl Counters {
         Duration::from_nanos(load(read_s).checked_div(load(reads)).unwrap_or(0))
     }
 
+    /// Counts a piece that an ahead read served.
     pub(super) fn ahead(&self, len: usize) {
         add(&self.origin.ahead, 1);
         add(&self.origin.ahead_bytes, len as u64);
     }
 
+    /// Counts a piece that another read of the same pages served.
     pub(super) fn joined(&self, len: usize) {
         add(&self.origin.joined, 1);
         add(&self.origin.joined_bytes, len as u64);
     }
 
+    /// Counts reads of the copier, of `len` bytes together.
     pub(super) fn copier_read(&self, reads: u64, len: usize) {
         add(&self.origin.copier_reads, reads);
         add(&self.origin.copier_bytes, len as u64);
@@ -211,6 +216,7 @@ impl Counters {
         self.unsettled.fetch_add(by, Ordering::AcqRel);
     }
 
+    /// Returns whether the copier has no outstanding work.
     pub(super) fn is_settled(&self) -> bool {
         self.unsettled.load(Ordering::Acquire) <= 0
     }

@@ -10,7 +10,7 @@ use super::job_key::{PeerKeys, without_keys};
 use super::join::{PeerOptions, Serving};
 use super::launched::Launched;
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
-use dlfs_base::error::{Error, ErrorKind, Result, invalid};
+use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_io::qpair::ConnectOptions;
 
 /// The means by which the ranks of a round find each other.

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::link::Position;
+use super::messages::Position;
 
 /// The entries of a node, and the seats that have shares of them.
 #[derive(Default)]
