@@ -93,7 +93,7 @@ impl Default for ReaderOptions {
 /// The treatment of a sample that does not exist or cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
-    /// The call fails with the error of the first such sample; a loader then fails for good.
+    /// The call fails with the error of the first such sample. A loader returns this error at all later calls, too.
     #[default]
     Raise,
     /// The batch lacks the sample; a loader logs a warning and counts the sample. If the image has a newer

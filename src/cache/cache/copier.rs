@@ -38,8 +38,8 @@ pub(super) enum CopyJob {
     Piece { unit: u32, pages: PageSet, bytes: IoBuf },
     /// Pages whose copies were corrupt or unreadable; the copies are no longer published.
     Corrupt(u32, PageSet),
-    /// Units of chunks that somebody has begun to read, or that this node is to hold. The copier
-    /// fetches the pages that nobody is reading.
+    /// Units of chunks that a reader has begun to read, or that this node is to hold. The copier
+    /// fetches the pages that no reader fetches.
     Behind(Vec<u32>),
     /// Units to evict.
     Evict(Vec<u32>),
@@ -675,7 +675,7 @@ impl Copier {
     fn may_fetch_ahead(&self) -> bool {
         self.lent.room.is_empty()
             && self.leaving.is_empty()
-            && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
+            && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_QUEUED_FOR_AHEAD
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
@@ -704,7 +704,7 @@ impl Copier {
         }
     }
 
-    /// Claims contiguous pages from the start of `run`, up to the length of one read.
+    /// Claims the pages of `run`, and of the following units of the same sample while these continue it.
     fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
         let shared = &*self.shared;
         let together = shared.units.together_with(unit);
@@ -816,11 +816,11 @@ const MAX_INDEX_WRITES: usize = 4;
 /// Limit of units checked in one iteration.
 const MAX_CHECKED: usize = 64;
 
-/// Maximum length of one read of the origin by the copier.
+/// A fetch of at least this length takes no further unit.
 const MAX_FETCH_BYTES: usize = 1 << 20;
 
-/// Limit of data waiting to be written; above it nothing is fetched ahead.
-const MAX_AHEAD_BYTES: usize = 32 << 20;
+/// Bytes of data waiting to be written from which on nothing is fetched ahead.
+const MAX_QUEUED_FOR_AHEAD: usize = 32 << 20;
 
 /// Number of failed fetches of a unit after which the copier leaves it to readers.
 const MAX_FAILURES: u32 = 3;

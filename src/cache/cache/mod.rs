@@ -559,7 +559,7 @@ impl TierShared {
         pages
     }
 
-    /// After the copier has died, the tiers serve existing copies and accept no more; readers go on.
+    /// After the copier has died, the tiers serve existing copies and accept no more; readers continue.
     fn copier_died(&self, error: &Error) {
         self.fate.tell(error);
         self.stop.store(true, Ordering::Release);

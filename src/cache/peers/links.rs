@@ -1,4 +1,4 @@
-//! Connections to peers: opened at first use, on threads of their own, and allowed to fail.
+//! Connections to peers: opened at first use, each on its own thread. A connection that fails makes no read fail.
 //!
 //! A poller requests a queue pair and continues. Later it gets the queue pair, or an error if the peer cannot
 //! be reached. In that case nobody asks the peer until a thread has connected to it again ([`Presence`]),

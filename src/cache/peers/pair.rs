@@ -153,7 +153,7 @@ struct PeerQueue {
 
 impl PeerQueue {
     /// Submits pending reads while at most `most` bytes are outstanding at the peer, over all queue pairs of the
-    /// poller. One read is always allowed, so that this queue pair always has a completion of its own to wait for.
+    /// poller. One read is always allowed, so that this queue pair always has a completion to wait for.
     fn submit(&mut self, all: &AtomicUsize, most: usize) {
         let PeerConnection::Open(pair) = &mut self.connection else { return };
         while let Some(io) = self.pending.pop_front() {

@@ -209,21 +209,27 @@ impl Outbox {
     /// Sends as much of the queue as the socket has room for. The next call sends the rest: the owner reads all the
     /// time, unless it is stopped.
     fn send(&self, queue: &mut Queue) {
-        let mut sent = 0;
-        while sent < queue.bytes.len() {
-            match send(
-                &self.stream,
-                &queue.bytes[sent..],
-                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-            ) {
-                Ok(count) => sent += count,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_) => sent = queue.bytes.len(), // the owner has ended
-            }
+        if !send_queued(&self.stream, &mut queue.bytes) {
+            queue.bytes.clear(); // the owner has ended
         }
-        queue.bytes.drain(..sent);
     }
+}
+
+/// Sends as much of `bytes` as the socket has room for, and removes that from `bytes`. Returns `false` if the
+/// connection has ended.
+pub(super) fn send_queued(stream: &UnixStream, bytes: &mut Vec<u8>) -> bool {
+    let mut sent = 0;
+    let mut is_open = true;
+    while is_open && sent < bytes.len() {
+        match send(stream, &bytes[sent..], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(count) => sent += count,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => break,
+            Err(_) => is_open = false,
+        }
+    }
+    bytes.drain(..sent);
+    is_open
 }
 
 /// The right to an entry's memory in the window; dropping it releases the entry.

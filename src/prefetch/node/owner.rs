@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::SendFlags;
 
 use crate::buf::Pool;
 use crate::cache::{Listener, is_same_user};
@@ -22,6 +21,7 @@ use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
 use crate::process::{NotInherited, mark_ours, send_files};
 use crate::threads::{self, Fate, Thread};
 
+use super::link::send_queued;
 use super::messages::{
     BatchHead, MAX_TO_OWNER_BYTES, PROTOCOL, SamplePlace, ToClient, ToOwner, unframe,
 };
@@ -526,16 +526,9 @@ impl Client {
 
     /// Sends as much of the queued messages as the socket has room for.
     fn flush(&mut self) {
-        let mut sent = 0;
-        while sent < self.outbox.len() && !self.is_gone {
-            match rustix::net::send(&self.stream, &self.outbox[sent..], SendFlags::NOSIGNAL) {
-                Ok(count) => sent += count,
-                Err(rustix::io::Errno::AGAIN) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => self.is_gone = true,
-            }
+        if !self.is_gone {
+            self.is_gone = !send_queued(&self.stream, &mut self.outbox);
         }
-        self.outbox.drain(..sent);
     }
 }
 

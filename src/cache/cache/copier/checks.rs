@@ -1,4 +1,4 @@
-//! Verification of the copies of an earlier run, before anybody reads them.
+//! Verification of the copies of an earlier run, before they are read.
 //!
 //! Each copy is compared with its checksum in the index. Until then its pages are claimed: readers wait for them as
 //! for pages that are being read. Copies that a reader waits for are checked first.

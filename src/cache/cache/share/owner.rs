@@ -20,7 +20,7 @@ use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
-/// Serves processes that attach, on a thread of its own, until it is stopped.
+/// Serves processes that attach, on its own thread, until it is stopped.
 pub(in crate::cache) struct TierOwner {
     /// Socket that ends the thread when a byte is written to it.
     stop: UnixStream,
