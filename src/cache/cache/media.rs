@@ -305,6 +305,7 @@ fn in_memory(spec: &TierSpec, units: &Units, space: &dyn Fn(u64) -> u64) -> Resu
     })
 }
 
+/// A tier in a file of the folder `path`, or in the file or block device `path` itself.
 fn in_file(
     opening: &Opening,
     path: &Path,
@@ -319,24 +320,13 @@ fn in_file(
         let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
     }
-    let named = |error: Error| {
-        let hint = match error.kind() {
-            ErrorKind::NotFound => format!("make the folder of the tier {name} first"),
-            ErrorKind::Busy => format!(
-                "the process that has the tier {name} does not share it: it belongs to another \
-                 user, or reads another image; use another folder"
-            ),
-            _ => format!("the error concerns the tier {name}"),
-        };
-        error.hint(hint)
-    };
     // Held until the file is open and locked itself, so that no process removes it in between.
     let folder = if path.is_dir() { Some(FolderLock::new(path)?) } else { None };
     let (path, exclusive) =
         take_over(path, &folder::file_name(*identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
         let text = "another process uses this tier";
-        return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
+        return Err(of_tier(Error::new(ErrorKind::Busy, text).path(path), &name));
     }
     let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
     if let Some(folder) = &folder {
@@ -356,7 +346,7 @@ fn in_file(
     if folder.is_some() {
         folder::shorten(&path, data_offset.saturating_add(space_pages.saturating_mul(PAGE_BYTES)))?;
     }
-    let device = Arc::new(open_file(&path, quota).map_err(named)?);
+    let device = Arc::new(open_file(&path, quota).map_err(|error| of_tier(error, &name))?);
     let space_pages =
         if grow_sparse(&device, data_offset, space_pages) { space_pages } else { capacity_pages };
     let lock = device.keep_lock_from_children();
@@ -381,6 +371,19 @@ fn in_file(
     Ok((media, kept))
 }
 
+/// Adds a hint that names the tier to an error of its file.
+fn of_tier(error: Error, name: &str) -> Error {
+    let hint = match error.kind() {
+        ErrorKind::NotFound => format!("make the folder of the tier {name} first"),
+        ErrorKind::Busy => format!(
+            "the process that has the tier {name} does not share it: it belongs to another user, or reads another \
+             image; use another folder"
+        ),
+        _ => format!("the error concerns the tier {name}"),
+    };
+    error.hint(hint)
+}
+
 /// Opens the namespace of a remote tier. Timeouts are short, since the origin has the bytes, too.
 fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let mut options = ConnectOptions {
@@ -394,6 +397,7 @@ fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>
     dlfs_io::qpair::open(address, &options)
 }
 
+/// A tier in a remote namespace, which this node has to itself.
 fn in_namespace(
     opening: &Opening,
     address: &Address,
@@ -433,6 +437,7 @@ fn in_namespace(
     Ok((media, kept))
 }
 
+/// Claims the namespace of a tier among the processes of this machine.
 fn claimed(address: &str, spec: &TierSpec) -> Result<Listener> {
     share::claim_namespace(address).map_err(|error| {
         if error.kind() != std::io::ErrorKind::AddrInUse {

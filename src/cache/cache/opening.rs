@@ -32,6 +32,20 @@ pub(super) struct Owned {
     pub(super) owner: Option<TierOwner>,
 }
 
+impl Owned {
+    /// Starts the threads; the one that serves other processes only if the tiers are shared.
+    fn start(shared: &Arc<TierShared>, copier: Copier, sharing: Option<Sharing>) -> Result<Owned> {
+        let copier = threads::start(COPIER, &shared.fate, copier, |copier| {
+            let who = format!("the thread {COPIER}");
+            if let Err(error) = caught(&who, || copier.run()) {
+                copier.shared.copier_died(&error);
+            }
+        })?;
+        let serve = |sharing| TierOwner::start(Arc::clone(shared), sharing);
+        Ok(Owned { copier, owner: sharing.map(serve).transpose()? })
+    }
+}
+
 impl Opening {
     /// Attaches to the owner of the tiers, or becomes their owner.
     ///
@@ -76,15 +90,7 @@ impl Opening {
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
-        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
-        let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
-        for (number, media) in (0..).zip(&media) {
-            ledger.set_space(number, media.space_pages);
-            if media.own_files.is_some() {
-                ledger.set_own_files(number);
-            }
-        }
-        self.sources.tell(&mut ledger, media.len());
+        let mut ledger = self.new_ledger(&media);
         let (copies, sharing) = match self.sharing(&media, listener) {
             Some((copies, sharing)) => (copies, Some(sharing)),
             None => (CopyTable::new(units.len()), None),
@@ -128,18 +134,22 @@ impl Opening {
         }
         incomplete.into_iter().for_each(|units| shared.send(CopyJob::Fill(units)));
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check)?;
-        let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
-            let who = format!("the thread {COPIER}");
-            if let Err(error) = caught(&who, || copier.run()) {
-                copier.shared.copier_died(&error);
-            }
-        })?;
-        let owner = match sharing {
-            None => None,
-            Some(sharing) => Some(TierOwner::start(Arc::clone(&shared), sharing)?),
-        };
-        *shared.owned.lock() = Some(Owned { copier: thread, owner });
+        *shared.owned.lock() = Some(Owned::start(&shared, copier, sharing)?);
         Ok(shared)
+    }
+
+    /// The ledger of an owner with these tiers and no copies.
+    fn new_ledger(&self, media: &[Media]) -> Ledger {
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let mut ledger = Ledger::new(self.options.policy, self.options.stop, &capacities);
+        for (number, media) in (0..).zip(media) {
+            ledger.set_space(number, media.space_pages);
+            if media.own_files.is_some() {
+                ledger.set_own_files(number);
+            }
+        }
+        self.sources.tell(&mut ledger, media.len());
+        ledger
     }
 
     /// If no tier has a file that can be locked, binds the socket's name as the lock.

@@ -1,6 +1,7 @@
-//! Options of tiers, given on a command line, by a program, or by a TOML file (`--tiers-file`). The file describes an
-//! *environment* in HDMLP's terms: each tier's capacity, threads and bandwidth table, and the origin's. `dlfs probe`
-//! writes it, and people may edit it.
+//! Options of tiers, given on a command line, by a program, or by a TOML file (`--tiers-file`).
+//!
+//! The file describes an *environment* in HDMLP's terms: each tier's capacity, threads and bandwidth table, and the
+//! origin's bandwidth table. `dlfs probe` writes it, and people may edit it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -48,6 +49,7 @@ pub struct TierSpec {
     pub overwrite: bool,
 }
 
+/// The storage of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TierKind {
     /// In this process's memory.
@@ -185,7 +187,7 @@ pub struct TierTable {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
     /// Threads that read from the tier and write to it, each up to 1 MiB at a time.
-    #[serde(default = "two")]
+    #[serde(default = "default_threads")]
     pub threads: u32,
     /// Aggregate read rate by number of threads.
     pub read: Vec<Point>,
@@ -271,6 +273,7 @@ impl Environment {
 }
 
 impl TierTable {
+    /// The tier that the table describes.
     fn spec(&self) -> Result<TierSpec> {
         let quota_bytes = parse_size(&self.capacity)
             .map_err(|why| refuse(format!("capacity '{}': {why}", self.capacity)))?;
@@ -289,6 +292,7 @@ impl TierTable {
     }
 }
 
+/// The curve of a bandwidth table; `what` names the table in errors.
 fn curve(what: &str, points: &[Point]) -> Result<Curve> {
     let mut list = Vec::with_capacity(points.len());
     for point in points {
@@ -297,6 +301,7 @@ fn curve(what: &str, points: &[Point]) -> Result<Curve> {
     Curve::new(what, list)
 }
 
+/// The rate in bytes per second, at most 10^18; `what` names it in errors.
 fn rate(what: &str, mb_per_s: f64) -> Result<Rate> {
     if mb_per_s.is_finite() && mb_per_s > 0.0 {
         Ok(Rate((mb_per_s * 1e6).min(1e18) as u64))
@@ -305,11 +310,12 @@ fn rate(what: &str, mb_per_s: f64) -> Result<Rate> {
     }
 }
 
+/// The error of an environment that cannot be used.
 pub(super) fn refuse(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text).hint("dlfs probe writes such a file")
 }
 
-fn two() -> u32 {
+fn default_threads() -> u32 {
     2
 }
 

@@ -174,6 +174,7 @@ impl RoundKeys {
         hosts.into_iter().map(|host| (host.clone(), self.host_keys(&host, to))).collect()
     }
 
+    /// The keys by which `host` connects to rank `to`, for the target of `to`.
     fn host_keys(&self, host: &Nqn, to: u32) -> HostKeys {
         let mut keys = HostKeys {
             access: Access { namespaces: None, read_only: true },
@@ -200,10 +201,12 @@ impl RoundKeys {
         connect
     }
 
+    /// A secret of DH-HMAC-CHAP between `host` and rank `to`; `of` names the side that proves that it has the secret.
     fn secret(&self, of: &[u8], host: &Nqn, to: u32) -> Secret {
         Secret::generate(&self.pair(of, host, to), None)
     }
 
+    /// The TLS PSK between `host` and rank `to`.
     fn psk(&self, host: &Nqn, to: u32) -> ConfiguredPsk {
         ConfiguredPsk::generate(&self.pair(b"tls", host, to), Hash::Sha256)
     }
@@ -250,6 +253,7 @@ pub(super) const GROUPS: [Group; 1] = [Group::Null];
 struct Prk(dlfs_nvme::auth::Digest);
 
 impl Prk {
+    /// The extraction step of HKDF.
     fn extract(key: &[u8]) -> Prk {
         Prk(Hash::Sha256.hmac(SALT, &[key]))
     }
@@ -268,6 +272,7 @@ impl Prk {
 
 /// The user's option for [`JobKey::Drawn`].
 const RENDEZVOUS: &str = "rendezvous";
+/// Salt of HKDF.
 const SALT: &[u8] = b"dlfs peers";
 /// Stands for the round during the rendezvous: rank 0 serves several rounds at one port.
 const MEETING: &str = "rendezvous of ranks";

@@ -56,7 +56,7 @@ pub struct PeerOptions {
     pub keys: Option<PeerKeys>,
 }
 
-/// Makes devices with these NGUIDs.
+/// A function that makes devices with these NGUIDs, in the order of the image's namespaces.
 type Views<'a> = Box<dyn Fn(&[[u8; 16]]) -> Vec<Arc<dyn Device>> + 'a>;
 
 /// The data and devices that a rank brings when it joins.
@@ -230,7 +230,7 @@ impl Peers {
         Peers::through(served, pass, connect)
     }
 
-    /// The state of a rank that knows the records of all ranks.
+    /// Connects a rank that knows the records of all ranks to its peers; serves nothing.
     fn through(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
         let (image, generation) = identity_of(served.directory);
         let round = Round::new(pass.records.clone(), pass.rank)?;
@@ -367,6 +367,7 @@ impl std::fmt::Debug for Peers {
     }
 }
 
+/// The image and its generation.
 fn identity_of(directory: &Directory) -> (HexId, Generation) {
     (HexId(directory.uuid().0), directory.generation())
 }
@@ -381,6 +382,7 @@ fn nobody(host: &Nqn, tls: bool) -> Result<Hosts> {
     Ok(Hosts::from([(host.clone(), keys)]))
 }
 
+/// The NQNs of the hosts of all ranks, each once.
 fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {
     let nqn = |text: &String| {
         Nqn::new(text.clone()).map_err(|error| {

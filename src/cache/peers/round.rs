@@ -138,6 +138,7 @@ fn check_tiers(records: &[Record]) -> Result<()> {
     Ok(())
 }
 
+/// Checks that two ranks agree on everything that must be the same on all ranks.
 fn check_alike(mine: &Record, other: &Record) -> Result<()> {
     let key_of = |record: &Record| KeyMark::describe(record.keys.as_ref());
     let differing: [(&str, String, String); 6] = [
