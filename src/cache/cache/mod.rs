@@ -12,8 +12,9 @@
 //!
 //! Copies are not trusted: the reader verifies every sample against the directory's checksum. It
 //! reports a copy that differs through [`QueuePair::report_corrupt`](dlfs_io::qpair::QueuePair); the
-//! copy is counted, read from the origin and written again. A failed read from a tier is a miss. A tier
-//! that cannot be written is switched off with one warning.
+//! copy is counted, read from the origin and written again. Copies of an earlier run are also verified before they
+//! are read (`copier/checks.rs`). A failed read from a tier is a miss. A tier that cannot be written is switched off
+//! with one warning.
 //!
 //! A tier in memory lends its copies to a target, which sends them without copying them first. Lent
 //! bytes never change: nothing overwrites corrupt or evicted copies before all borrowers are done
@@ -25,7 +26,8 @@
 //! described in a TOML file (`options.rs`) or in HDMLP's configuration (`hdmlp.rs`).
 //!
 //! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
-//! rates whether a copy or the origin is faster (`sources.rs`). This module only moves data.
+//! rates whether a copy or the origin is faster (`sources.rs`). This module only moves data, and evicts copies when a
+//! process sets a new plan (`replan.rs`).
 //!
 //! Processes of a node share their tiers (`share/`): the first process owns them; the others read its
 //! copies and send it the pages that they read from the origin. A forked child does the same

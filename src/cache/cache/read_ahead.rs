@@ -91,8 +91,8 @@ impl ReadAhead {
         oldest.and_then(|at| self.reads.remove(at)).is_some()
     }
 
-    /// Serves `piece` from the ahead read that contains it, at once or when its data arrive. Returns the
-    /// piece if it was served at once.
+    /// Serves `piece` from the ahead read that contains it, at once or when the data arrive. Returns the piece if it
+    /// was served at once.
     ///
     /// # Panics
     /// If no ahead read contains it: see [`ReadAhead::has`].
@@ -112,8 +112,8 @@ impl ReadAhead {
         Some(piece)
     }
 
-    /// Handles the end of an ahead read. With data, keeps it for the following pieces; without data, removes
-    /// it. Returns the pieces that waited for it, filled if there are data.
+    /// Handles the end of an ahead read. With `bytes`, keeps the ahead read for the following pieces; without, removes
+    /// it. Returns the pieces that waited for it, filled if there are `bytes`.
     pub(super) fn ended(&mut self, id: u32, bytes: Option<IoBuf>) -> Vec<WaitingPiece> {
         let at = self.reads.iter().position(|read| read.id == id);
         let at = at.expect("a read stays in the list while it is outstanding");
@@ -133,7 +133,7 @@ impl ReadAhead {
         waiting
     }
 
-    /// The outstanding ahead read with this id.
+    /// The ahead read with this id.
     pub(super) fn get(&mut self, id: u32) -> Option<&mut AheadRead> {
         self.reads.iter_mut().find(|read| read.id == id)
     }
@@ -153,13 +153,14 @@ impl ReadAhead {
 }
 
 impl AheadRead {
+    /// Returns whether it contains all of `range`.
     fn has(&self, range: &Range<u64>) -> bool {
         self.range.contains(&range.start) && range.end <= self.range.end
     }
 }
 
 impl WaitingPiece {
-    /// Copies the piece's part of `bytes`, which begin at offset `start`.
+    /// Fills the piece from `bytes`, which begin at offset `start` of the namespace.
     pub(super) fn fill(&mut self, start: u64, bytes: &[u8]) {
         let from = (self.start - start) as usize;
         let len = self.buf.len();

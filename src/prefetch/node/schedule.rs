@@ -2,14 +2,14 @@
 //! batch, drops a batch, or begins to read at another position. This file knows neither bytes nor sockets.
 //!
 //! A batch of the node is an *entry*. Each seat that has samples of the entry gets a *share* of it, in its queue.
-//! A share is sent once the client has reached the position before the share, and has taken all but [`MAX_UNTAKEN`] of
-//! the shares that it was sent. An entry is kept until all of its shares are released: by the client, when the client
+//! A share is sent once the client has reached the position before the share, and has fewer than [`MAX_UNTAKEN`] shares
+//! that it has not taken. An entry is kept until all of its shares are released: by the client, when the client
 //! has disconnected, or when the client has had the share before.
 //!
-//! A seat without a client gets no shares, so nobody waits for it. Only at the start, while the ranks *gather*, the
+//! A seat without a client gets no shares, so no client waits for it. Only at the start, while the ranks *gather*, the
 //! shares of such seats are kept. The owner reads again, from the smallest position that a client wants, in two cases:
-//! a client wants a share that was dropped; or all clients want positions that are not read yet, so that nobody needs
-//! the batches before them. Clients that are further skip the shares that they have had.
+//! a client wants a share before those in its queue; or all clients want positions that are not read yet, so that no
+//! client needs the batches before them. Clients that are further skip the shares that they have had.
 
 use std::collections::{BTreeMap, VecDeque};
 
