@@ -3,8 +3,8 @@
 //! A chunk is resident from its arrival until its group has ended and the last batch with its
 //! samples is assembled. A lane reads one group after the other, so the first sample of a lane's
 //! next group closes the chunks of the previous group. A chunk that is still resident when the next
-//! epoch needs it is not read again. Its earlier users could have written to it through an alias,
-//! so its checksums are verified again when its samples are handed out (`kept`).
+//! epoch needs it is not read again. Its earlier users could have written to it through an alias. With
+//! [`LoaderOptions::verify_kept`](super::LoaderOptions), its samples are verified again when they are handed out.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -6,6 +6,9 @@
 //! chunks. So each sample goes to the rank of its lane, within equal shares; the few remaining samples are read
 //! alone. This changes neither the samples of a global batch nor the number of samples of each rank.
 //!
+//! If batches are to be of one source each, consecutive positions draw from one source (a *unit*). The ranks then share
+//! the units of a global batch so that each rank's batch is of one source, if the numbers allow it.
+//!
 //! In batches by a token budget, positions of the mixture take the place of positions of one order. A window of them is
 //! sorted by length across all sources, so a batch has samples of several sources. The share of each source in an epoch
 //! stays exact.

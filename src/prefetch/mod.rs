@@ -25,8 +25,8 @@
 //!
 //! Read `chunks.rs` first: it is the driver of grouped order.
 //!
-//! Samples in memory kept from an earlier epoch are verified a second time, on the caller's thread. A batch is
-//! read-only, but a view of it in C or Python can be made writable (`torch.frombuffer`,
+//! With [`LoaderOptions::verify_kept`], samples in memory kept from an earlier epoch are verified a second time, on the
+//! caller's thread. A batch is read-only, but a view of it in C or Python can be made writable (`torch.frombuffer`,
 //! DLPack, a NumPy flag). A write through it changes a chunk that later epochs use. The poller may
 //! have assembled a later batch before that write, so only the caller's thread can detect it, just before it
 //! returns the batch. Overwritten samples are read again: at once for this batch, and into other memory for later

@@ -61,8 +61,9 @@ pub struct LoaderOptions {
     /// sets it.
     pub mixture: Option<Arc<Mix>>,
     /// The batching mode. `None`: by chunks in grouped order, by samples otherwise. Grouped order is also read by
-    /// samples if the samples are large and in the page cache, or if the window is too small. In global order, tiny
-    /// samples are read together, far ahead, if the window is large enough for this to halve the bytes.
+    /// samples if the samples are large and in the page cache, if the window is too small, or if several ranks would
+    /// read the same chunks or most of a chunk's bytes are of no use. In global order, tiny samples are read together,
+    /// far ahead, if the window is large enough for this to halve the bytes.
     pub batching: Option<Batching>,
     /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB, or up to 1 GiB if
     /// a grouped order of large chunks keeps more than that open.

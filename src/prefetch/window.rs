@@ -2,8 +2,8 @@
 //!
 //! The kernel zeroes a page at its first access. If the poller had to wait for that, filling the window would take
 //! longer than reading it, and no read would be started meanwhile. A virtual machine may get only 0.4 GB/s, if its
-//! host has to allocate the page, too. So the poller faults in only the memory of the next batch. Readahead waits
-//! for this thread.
+//! host has to allocate the page, too. So the poller faults in only memory for the next batch and for single
+//! samples. Readahead waits for this thread.
 //!
 //! The thread takes memory from the pool like any user before it touches the memory, so that no page is zeroed
 //! twice. It does not use `madvise`, which holds the lock of the address space that the poller's next allocation

@@ -13,6 +13,7 @@ use crate::units::{Epoch, SampleId};
 ///
 /// The bytes are usually not copied: a batch shares the read buffers. Two cases copy them into one buffer: reads of
 /// thousands of scattered samples (`gather.rs`), and loaders with [`copy_threads`](crate::prefetch::LoaderOptions).
+/// Chunks that are read in several passes (`prefetch/passes.rs`) are copied into small buffers.
 /// Buffers return to their pool when the batch is dropped or reused.
 #[derive(Default)]
 pub struct Batch {
@@ -36,7 +37,7 @@ pub struct Batch {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleLocation {
     pub(crate) id: SampleId,
-    /// The index of the buffer; no buffer if the sample failed, or any if it is empty.
+    /// The index of the buffer: [`MISSING`] if the sample failed, any if it is empty.
     pub(crate) buf: u32,
     pub(crate) len_bytes: u32,
     /// First byte in the buffer.

@@ -31,10 +31,11 @@ pub enum Means {
 pub struct JoinOptions {
     /// The means by which the ranks find each other.
     pub means: Means,
-    /// Rank and world size; `None`: from the launcher, or from this machine's position in the list; without either,
-    /// rank 0 of 1.
+    /// Rank and world size; `None`: from the launcher, or from this machine's position in the list. Without either,
+    /// rank 0 of 1, except that [`Means::Auto`] needs a launcher.
     pub place: Option<(u32, u32)>,
-    /// The name of the round; `None`: the launcher's name.
+    /// The name of the round; `None`: the launcher's name. If there is none, a folder is refused, since it may hold
+    /// records of earlier starts.
     pub round: Option<String>,
     /// The address on which peers reach this rank; `None`: the local address on the route to `MASTER_ADDR`, or the
     /// address in the list; a single rank needs neither. Port 0 takes a free port.
