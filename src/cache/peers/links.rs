@@ -163,16 +163,16 @@ impl Links {
             match opened.and_then(|opened: Result<()>| opened) {
                 Ok(()) => {
                     tracing::info!(node = peer.host, "a peer is back");
-                    peer.presence().is_back(Instant::now());
+                    peer.presence().set_back(Instant::now());
                 }
                 Err(error) => {
                     tracing::debug!(node = peer.host, error = %error.report(), "it stays away");
-                    peer.presence().stays_away(Instant::now());
+                    peer.presence().set_still_away(Instant::now());
                 }
             }
         });
         if started.is_err() {
-            self.peers[usize::from(node)].presence().stays_away(Instant::now());
+            self.peers[usize::from(node)].presence().set_still_away(Instant::now());
         }
     }
 
@@ -324,12 +324,12 @@ impl Presence {
     }
 
     /// Records that the peer could not be reached again.
-    fn stays_away(&self, now: Instant) {
+    fn set_still_away(&self, now: Instant) {
         self.absence.lock().fail(now, None);
     }
 
     /// Records that the peer has connected.
-    pub(super) fn is_back(&self, now: Instant) {
+    pub(super) fn set_back(&self, now: Instant) {
         let mut absence = self.absence.lock();
         (absence.again_at, absence.back_at) = (None, Some(now));
         self.is_away.store(false, Ordering::Release);
@@ -403,10 +403,10 @@ mod tests {
             now += away;
             assert!(presence.begin_connecting(now));
             assert!(!presence.begin_connecting(now + AWAY * 1000), "somebody is connecting");
-            presence.stays_away(now);
+            presence.set_still_away(now);
         }
         assert!(presence.begin_connecting(now + AWAY * 1000));
-        presence.is_back(now);
+        presence.set_back(now);
         assert!(presence.is_there());
         now += STEADY;
         presence.set_away(now, None);
@@ -423,7 +423,7 @@ mod tests {
             assert!(!presence.begin_connecting(now + away - Duration::from_millis(1)));
             now += away;
             assert!(presence.begin_connecting(now));
-            presence.is_back(now);
+            presence.set_back(now);
             now += STEADY - Duration::from_millis(1);
         }
     }

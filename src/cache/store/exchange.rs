@@ -89,11 +89,13 @@ struct Supplier {
 }
 
 impl Supplier {
-    fn is_back(&mut self, reader: SourceReader) {
+    /// Records that it has answered.
+    fn set_back(&mut self, reader: SourceReader) {
         (self.reader, self.again_at, self.away_since) = (Some(reader), None, None);
     }
 
-    fn is_away(&mut self, pause: Duration) {
+    /// Records that it could not be reached: it is not asked again before `pause` has passed.
+    fn set_away(&mut self, pause: Duration) {
         let now = Instant::now();
         self.again_at = Some(now + pause);
         self.away_since.get_or_insert(now);
@@ -306,9 +308,9 @@ impl Exchange {
         })?;
         let peer = self.suppliers.entry(Some(rank)).or_default();
         match failed {
-            None => peer.is_back(reader),
+            None => peer.set_back(reader),
             Some((ids, why)) => {
-                peer.is_away(RECONNECT);
+                peer.set_away(RECONNECT);
                 self.out_of_reach(rank, &ids, why, lacking);
             }
         }
@@ -355,9 +357,9 @@ impl Exchange {
         })?;
         let origin = self.suppliers.entry(None).or_default();
         if failed {
-            origin.is_away(ORIGIN_LIMIT)
+            origin.set_away(ORIGIN_LIMIT)
         } else {
-            origin.is_back(reader)
+            origin.set_back(reader)
         }
         Ok(())
     }
@@ -427,9 +429,9 @@ impl Exchange {
         let read = reader.read_page(0, 0);
         let peer = self.suppliers.entry(Some(rank)).or_default();
         if read.is_ok() {
-            peer.is_back(reader)
+            peer.set_back(reader)
         } else {
-            peer.is_away(RECONNECT)
+            peer.set_away(RECONNECT)
         }
         let page = read.map_err(|error| error.to_string())?;
         Progress::from_bytes(&page).ok_or_else(|| "it does not say how far it is".to_owned())
@@ -455,7 +457,7 @@ impl Exchange {
         };
         opened.map_err(|error| {
             tracing::debug!(rank, error = %error.report(), "samples cannot be read from there");
-            supplier.is_away(pause);
+            supplier.set_away(pause);
             error.to_string()
         })
     }
