@@ -259,7 +259,7 @@ impl TieredPair {
             return PieceSource::Ahead;
         }
         let ahead = range.start..if follows { self.end_of_ahead(range) } else { range.end };
-        if ahead.end <= range.end || !self.ahead.has_room() {
+        if ahead.end <= range.end || !self.ahead.make_room() {
             return PieceSource::Origin;
         }
         let mut claims = std::mem::take(claims);

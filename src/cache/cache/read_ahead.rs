@@ -82,8 +82,9 @@ impl ReadAhead {
         id
     }
 
-    /// Returns whether another ahead read may begin; drops the oldest completed one if there is no room.
-    pub(super) fn has_room(&mut self) -> bool {
+    /// Makes room for another ahead read, if necessary by dropping the oldest completed one; returns whether there is
+    /// room.
+    pub(super) fn make_room(&mut self) -> bool {
         if self.reads.len() < MAX_AHEAD_READS {
             return true;
         }

@@ -50,7 +50,7 @@ impl Copier {
     /// outstanding. Pages that may not be written are not fetched until all buffers have come back.
     pub(super) fn take_back(&mut self, unit: u32, pages: PageSet) -> bool {
         let Some(location) = self.shared.copies.location(unit) else { return true };
-        let is_back = self.is_back(location, pages);
+        let is_back = self.thaw(location, pages);
         if !is_back {
             let waiting = self.lent.pages.entry(unit).or_default();
             *waiting = waiting.with(pages);
@@ -67,7 +67,7 @@ impl Copier {
         let before = pages.len() + room.len();
         pages.retain(|&unit, pages| {
             let location = self.shared.copies.location(unit);
-            location.is_some_and(|location| !self.is_back(location, *pages))
+            location.is_some_and(|location| !self.thaw(location, *pages))
         });
         room.retain(|room| !self.shared.free(room));
         let has_moved = pages.len() + room.len() < before;
@@ -85,7 +85,8 @@ impl Copier {
         self.lent.room.extend(room);
     }
 
-    fn is_back(&self, location: CopyLocation, pages: PageSet) -> bool {
+    /// Ends the lending of `pages`; returns whether all buffers of them have come back.
+    fn thaw(&self, location: CopyLocation, pages: PageSet) -> bool {
         let media = &self.shared.media[usize::from(location.tier)];
         // Calls `thaw` for every range, without stopping at the first that is lent: this ends all
         // lending.
