@@ -15,7 +15,7 @@ use dlfs_tokens::{RowCounts, count_rows};
 use super::LoaderOptions;
 use super::dealing::{Dealing, append_tokens};
 use super::mix::{Mix, SourceIds, drawn};
-use super::mixture::SourceLengths;
+use super::mix_stream::SourceLengths;
 use super::run_order::order_of;
 use super::token_lengths::TokenLengths;
 

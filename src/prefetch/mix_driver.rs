@@ -26,7 +26,7 @@ use super::driver::{
 use super::memory::Memory;
 use super::mix::{Drawn, Mix};
 use super::mix_plan::{MixPlan, plan};
-use super::mixture::MixStream;
+use super::mix_stream::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::residency::Residency;
 use super::sample_driver::SampleDriver;

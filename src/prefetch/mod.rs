@@ -9,7 +9,7 @@
 //! | files | what |
 //! |---|---|
 //! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
-//! | `mix`, `mixture` | data sets that are read as one sequence, and the batches of a mixture |
+//! | `mix`, `mix_stream` | data sets that are read as one sequence, and the batches of a mixture |
 //! | `token_lengths`, `dealing`, `layouts`, `batch_counts` | batches by a token budget, or as rows of tokens |
 //! | `driver`, `residency` | the trait of drivers and what they share |
 //! | `mix_driver`, `mix_plan` | a driver that reads a mixture through one driver per source |
@@ -42,7 +42,7 @@ mod memory;
 mod mix;
 mod mix_driver;
 mod mix_plan;
-mod mixture;
+mod mix_stream;
 mod node;
 mod options;
 mod passes;
@@ -86,7 +86,7 @@ use crate::units::{Epoch, SampleId};
 pub(crate) use batch_counts::BatchCounts;
 pub use layouts::Layouts;
 pub use mix::Mix;
-pub(crate) use mixture::MixIds;
+pub(crate) use mix_stream::MixIds;
 pub(crate) use node::{NodeClient, Origin, reading};
 pub use options::{Batching, LoaderOptions, NodePlace};
 pub(crate) use stream::Stream;
