@@ -244,7 +244,7 @@ impl Cache {
         let shared = self.tiers.latest();
         let until = Instant::now() + LAST_WRITES;
         if let Some(link) = shared.link() {
-            let is_sent = || !link.is_alive() || link.queued_bytes.load(Ordering::Acquire) == 0;
+            let is_sent = || !link.is_alive() || link.queued_bytes().load(Ordering::Acquire) == 0;
             while !is_sent() && Instant::now() < until {
                 std::thread::sleep(FLUSH_INTERVAL);
             }
@@ -545,7 +545,7 @@ impl TierShared {
 
     /// Bytes that wait for the copier.
     fn queued_bytes(&self) -> &AtomicUsize {
-        self.link().map_or(&self.queued_bytes, |link| &link.queued_bytes)
+        self.link().map_or(&self.queued_bytes, Link::queued_bytes)
     }
 
     /// The number of reserved pages, and of pages with copies, of each tier.

@@ -32,17 +32,19 @@ pub(in crate::cache) struct Link {
     /// Queue of messages; `None` ends it.
     messages: Sender<Option<Message>>,
     connection: Arc<Connection>,
-    is_alive: Arc<AtomicBool>,
-    /// Bytes of pages in the queue.
-    pub(in crate::cache) queued_bytes: Arc<AtomicUsize>,
     /// Disconnected once the connection has ended.
     pub(in crate::cache) ended: Receiver<Infallible>,
     /// The threads end with the connection; nobody joins them.
     _threads: [Thread; 2],
 }
 
-/// The socket; forked children do not keep it open, so the owner notices the end of this process.
+/// The state that both threads share.
 struct Connection {
+    /// Cleared once the connection has ended.
+    is_alive: AtomicBool,
+    /// Bytes of pages in the queue.
+    queued_bytes: AtomicUsize,
+    /// Keeps forked children from holding the socket open, so that the owner notices the end of this process.
     _own: NotInherited,
     stream: UnixStream,
 }
@@ -55,34 +57,36 @@ impl Link {
     pub(in crate::cache) fn start(stream: UnixStream) -> Result<Link> {
         let (messages, received) = unbounded();
         let (open, ended) = bounded(0);
-        let is_alive = Arc::new(AtomicBool::new(true));
-        let queued_bytes = Arc::<AtomicUsize>::default();
-        let own = NotInherited::close(stream.as_fd());
-        let connection = Arc::new(Connection { _own: own, stream });
-        let sending = Sending {
-            connection: Arc::clone(&connection),
-            messages: received,
-            end: End { is_alive: Arc::clone(&is_alive), _open: open },
-            queued_bytes: Arc::clone(&queued_bytes),
-        };
-        let end = Arc::clone(&is_alive);
-        let waiting = (Arc::clone(&connection), messages.clone(), end);
+        let connection = Arc::new(Connection {
+            is_alive: AtomicBool::new(true),
+            queued_bytes: AtomicUsize::new(0),
+            _own: NotInherited::close(stream.as_fd()),
+            stream,
+        });
+        let sending =
+            Sending { connection: Arc::clone(&connection), messages: received, _open: open };
+        let waiting = (Arc::clone(&connection), messages.clone());
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
-            threads::start(WATCHER, &Fate::default(), waiting, |(connection, messages, end)| {
+            threads::start(WATCHER, &Fate::default(), waiting, |(connection, messages)| {
                 // The owner sends nothing after its first message, and `read_exact` retries after a signal:
                 // it returns only when the owner has ended.
                 let _ = (&mut &connection.stream).read_exact(&mut [0]);
-                end.store(false, Ordering::Release);
+                connection.is_alive.store(false, Ordering::Release);
                 let _ = messages.send(None); // wakes the sender
             })?,
         ];
-        Ok(Link { messages, connection, is_alive, queued_bytes, ended, _threads: threads })
+        Ok(Link { messages, connection, ended, _threads: threads })
     }
 
     /// Returns whether the connection to the owner is open.
     pub(in crate::cache) fn is_alive(&self) -> bool {
-        self.is_alive.load(Ordering::Acquire)
+        self.connection.is_alive.load(Ordering::Acquire)
+    }
+
+    /// Bytes of pages in the queue; the caller adds them before it queues a message.
+    pub(in crate::cache) fn queued_bytes(&self) -> &AtomicUsize {
+        &self.connection.queued_bytes
     }
 
     /// Queues a message; messages are sent in order.
@@ -104,7 +108,7 @@ impl Link {
 
     /// Ends the connection; the threads end by themselves.
     fn close(&self) {
-        self.is_alive.store(false, Ordering::Release);
+        self.connection.is_alive.store(false, Ordering::Release);
         let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when the connection has ended
         let _ = self.messages.send(None);
     }
@@ -116,28 +120,24 @@ impl Drop for Link {
     }
 }
 
-/// Guard that marks the connection as ended, also when its thread panics.
-struct End {
-    is_alive: Arc<AtomicBool>,
-    /// Dropping it disconnects [`Link::ended`].
-    _open: Sender<Infallible>,
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        self.is_alive.store(false, Ordering::Release);
-    }
-}
-
 /// The state of the thread that sends messages.
 struct Sending {
     connection: Arc<Connection>,
     messages: Receiver<Option<Message>>,
-    end: End,
-    queued_bytes: Arc<AtomicUsize>,
+    /// Dropping it disconnects [`Link::ended`].
+    _open: Sender<Infallible>,
+}
+
+impl Drop for Sending {
+    /// Ends the connection, also when the thread panics.
+    fn drop(&mut self) {
+        self.connection.is_alive.store(false, Ordering::Release);
+        let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the thread that waits for the owner's end
+    }
 }
 
 impl Sending {
+    /// Sends messages until the queue or the connection ends.
     fn run(&mut self) {
         while let Ok(Some(message)) = self.messages.recv() {
             if let Err(error) = self.send(&message) {
@@ -145,15 +145,13 @@ impl Sending {
                 break;
             }
         }
-        self.end.is_alive.store(false, Ordering::Release);
-        let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the thread that waits for the owner's end
     }
 
     fn send(&self, message: &Message) -> std::io::Result<()> {
         let mut stream = &self.connection.stream;
         stream.write_all(&message.head())?;
         stream.write_all(message.data())?;
-        self.queued_bytes.fetch_sub(message.data().len(), Ordering::AcqRel);
+        self.connection.queued_bytes.fetch_sub(message.data().len(), Ordering::AcqRel);
         Ok(())
     }
 }
