@@ -58,20 +58,19 @@ pub fn probe(
 /// Measures one tier.
 fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
     let bytes = (options.bytes.min(spec.quota_bytes).max(MIN_BYTES)) / IO_BYTES * IO_BYTES;
-    let (device, path, own): (Arc<dyn Device>, _, _) = match &spec.kind {
+    let (device, path): (Arc<dyn Device>, _) = match &spec.kind {
         TierKind::Namespace(_) => {
             let text = format!("{spec}: the rates of a remote tier are not measured");
             return Err(Error::new(ErrorKind::Unsupported, text).hint("give it as a tier as it is"));
         }
-        TierKind::Ram => (Arc::new(MemNamespace::new(bytes, 4096)?), None, None),
+        TierKind::Ram => (Arc::new(MemNamespace::new(bytes, 4096)?), None),
         TierKind::File(path) => {
             let metadata = std::fs::metadata(path).map_err(|e| Error::from(e).path(path))?;
             let text = Some(path.display().to_string());
             if metadata.is_dir() {
-                let own = OwnFile(path.join(format!("probe-{}.dlfs", std::process::id())));
-                (create(&own.0, bytes)?, text, Some(own))
+                (create(path, bytes)?, text)
             } else {
-                (Arc::new(FileNamespace::open(path, FileOptions::default())?), text, None)
+                (Arc::new(FileNamespace::open(path, FileOptions::default())?), text)
             }
         }
     };
@@ -84,7 +83,6 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
         Vec::new()
     };
     let read = table(&device, options, bytes.min(device.namespace().len_bytes()), false)?;
-    drop(own);
     Ok(TierTable {
         backend: if path.is_some() { "filesystem" } else { "memory" }.to_owned(),
         path,
@@ -96,8 +94,9 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
     })
 }
 
-/// Creates the file. Bypasses the page cache if possible: memory is a tier of its own.
-fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
+/// Creates a temporary file in `folder`. Bypasses the page cache if possible: memory is a tier of its own.
+fn create(folder: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
+    let path = folder.join(format!("probe-{}.dlfs", std::process::id()));
     let open = |direct| {
         let options = FileOptions {
             create_len: Some(bytes),
@@ -105,19 +104,12 @@ fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
             direct,
             ..FileOptions::default()
         };
-        FileNamespace::open(path, options)
+        FileNamespace::open(&path, options)
     };
-    Ok(Arc::new(open(Direct::On).or_else(|_| open(Direct::Off))?))
-}
-
-/// A temporary file, removed when this is dropped.
-struct OwnFile(std::path::PathBuf);
-
-impl Drop for OwnFile {
-    fn drop(&mut self) {
-        // May fail: the file may not have been created.
-        let _ = std::fs::remove_file(&self.0);
-    }
+    let file = open(Direct::On).or_else(|_| open(Direct::Off));
+    // At once, so that no file stays if the process is killed. May fail: the file may not have been created.
+    let _ = std::fs::remove_file(&path);
+    Ok(Arc::new(file?))
 }
 
 /// Writes `bytes` bytes of a fixed pattern.
