@@ -10,10 +10,9 @@ use crate::directory::names::Names;
 use crate::directory::tree::{Tree, id_width};
 use crate::directory::typed::{Labels, TypedColumns};
 use crate::directory::{Bytes, Directory, ImageMetadata};
-use crate::format::cursor::Cursor;
+use crate::format::cursor::{Cursor, check_crc32c};
 use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::geometry::check_layout;
-use crate::format::names::crc32c;
 use crate::format::record::{
     put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
     visit_origins,
@@ -24,6 +23,7 @@ use crate::format::snapshot::{
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotLocation};
 use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FieldTypes, FormatError, Part, Placement, Superblock};
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{ALIGN_BYTES, SampleId};
 
 impl Directory {
@@ -499,15 +499,7 @@ impl Source<'_> {
         let end = start.saturating_add(section.len);
         enough("section of a snapshot", end, self.bytes.len())?;
         let bytes = self.bytes.slice(start as usize..end as usize).expect("they are there");
-        let expected = section.crc32c;
-        let found = crc32c(&bytes);
-        if expected != found {
-            return Err(FormatError::Checksum {
-                what: section_name(section.kind),
-                expected,
-                found,
-            });
-        }
+        check_crc32c(section_name(section.kind), section.crc32c, &bytes)?;
         Ok(bytes)
     }
 }

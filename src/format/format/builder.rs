@@ -1,17 +1,19 @@
-//! Builds the bytes of a chunk from samples, or plans its length from their names and lengths alone.
+//! Chunks under construction: which samples fit into a chunk, its bytes, and its length without its bytes.
 //!
-//! A chunk's fill level decides from lengths which samples fit, before any byte of them is read.
+//! [`Fill`] decides from names and lengths which samples fit, before any byte of a sample is read. [`ChunkBuilder`]
+//! packs the bytes. [`ChunkDraft`] computes the length that the packed chunk would have. All three follow the same
+//! rules, so one thread can plan a chunk and another can build it.
 
 use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, max_table_bytes, padded};
 use crate::format::columns::{ColumnSpec, check_columns};
 use crate::format::error::{at_most, equal};
 use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{CELL_BYTES, ImageLayout, MAX_CHUNK_SAMPLES, Part};
-use crate::format::names::crc32c;
 use crate::format::pieces::{RecordSums, num_pieces};
 use crate::format::table::{Bound, Table, check_name, kind};
 use crate::format::{ChunkHeader, FormatError, Pack, SampleMeta};
 use dlfs_base::buf::IoBuf;
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// The parameters that all chunks of one part share.
@@ -48,14 +50,59 @@ impl ChunkSpec {
     /// # Errors
     /// The errors of [`ChunkBuilder::new`].
     pub fn empty(&self) -> Result<Fill, FormatError> {
+        Ok(self.fill(&self.begin()?.0))
+    }
+
+    /// The encoded names of the fields, and the table of a chunk without samples.
+    ///
+    /// # Errors
+    /// The errors of [`ChunkBuilder::new`].
+    fn begin(&self) -> Result<(Vec<u8>, Table), FormatError> {
         let fields = encode_fields(self)?;
         check_columns(&self.columns)?;
-        Ok(Fill::new(self.layout, self.fields_len(&fields), &self.columns))
+        Ok((fields, Table::new(&self.columns, &self.field_types)))
+    }
+
+    /// The fill level of an empty chunk; `fields` are the encoded names of the fields.
+    fn fill(&self, fields: &[u8]) -> Fill {
+        Fill::new(self.layout, self.fields_len(fields), &self.columns)
     }
 
     /// Bytes of the fields in a table: the encoded `names`, and the types.
-    pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
+    fn fields_len(&self, names: &[u8]) -> usize {
         names.len() + self.field_types.column_len(kind::FIELD_TYPES)
+    }
+
+    /// Appends the encoded `table` of a chunk to `out`, which has the names of the fields.
+    fn encode(&self, table: &Table, out: &mut Vec<u8>) {
+        table.encode(&self.part, max_table_bytes(&self.layout), out);
+    }
+
+    /// The header of a chunk of `num_samples` samples with `data_len` bytes of data; `table` is its encoded table.
+    fn header(
+        &self,
+        first_slot: Slot,
+        num_samples: u16,
+        location: ChunkLocation,
+        data_len: u64,
+        table: Vec<u8>,
+    ) -> ChunkHeader {
+        let head = ChunkHead {
+            layout: self.layout,
+            kind: ChunkKind::Samples,
+            id: ChunkId { generation: self.generation, sequence: location.sequence },
+            time_ns: location.time_ns,
+            namespace: location.namespace,
+            cell: location.cell,
+            first_slot,
+            num_samples,
+            num_fields: self.fields.len() as u16,
+            header_len: (HEAD_BYTES + table.len()) as u32,
+            data_len,
+            part: self.part.uncounted(),
+            table_crc: crc32c(&table),
+        };
+        ChunkHeader::from_parts(head, table).expect("a table as the builder makes it is valid")
     }
 }
 
@@ -80,6 +127,7 @@ pub struct ChunkBuilder {
     spec: ChunkSpec,
     first_slot: Slot,
     buf: IoBuf,
+    /// The encoded names of the fields: the beginning of the table.
     fields: Vec<u8>,
     table: Table,
     /// The encoded table of the present samples, if [`ChunkBuilder::cells`] has already needed its length.
@@ -104,18 +152,9 @@ impl ChunkBuilder {
     /// If the length of `buf` is not [`buf_len_bytes`](Self::buf_len_bytes).
     pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
         assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
-        let layout = spec.layout;
-        let fields = encode_fields(&spec)?;
-        check_columns(&spec.columns)?;
-        Ok(ChunkBuilder {
-            fill: Fill::new(layout, spec.fields_len(&fields), &spec.columns),
-            table: Table::new(&spec.columns, &spec.field_types),
-            spec,
-            first_slot,
-            buf,
-            fields,
-            encoded: None,
-        })
+        let (fields, table) = spec.begin()?;
+        let fill = spec.fill(&fields);
+        Ok(ChunkBuilder { spec, first_slot, buf, fields, table, encoded: None, fill })
     }
 
     /// Number of samples in the chunk.
@@ -151,7 +190,7 @@ impl ChunkBuilder {
     /// If the sample does not [`fit`](Self::fit) here.
     pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
         meta.check()?;
-        assert_eq!(self.fit(meta, len), Fit::Here, "asked before it is added");
+        assert_eq!(self.fit(meta, len), Fit::Here, "a sample that fits is added");
         let sums = RecordSums::of(self.space(len));
         let start = self.fill.next_start(len);
         let data_at = self.data_at();
@@ -196,14 +235,12 @@ impl ChunkBuilder {
         self.spec.layout.cells_of(padded(header_len) + padded(self.fill.end()))
     }
 
+    /// The encoded table of the present samples. Encodes it again only after samples were added.
     fn encode_table(&mut self) -> &[u8] {
-        let spec = &self.spec;
-        let table = &self.table;
-        let fields = &self.fields;
-        self.encoded.get_or_insert_with(|| {
+        let ChunkBuilder { spec, fields, table, encoded, .. } = self;
+        encoded.get_or_insert_with(|| {
             let mut encoded = fields.clone();
-            let max_len = max_table_bytes(&spec.layout);
-            table.encode(&spec.part, max_len, &mut encoded);
+            spec.encode(table, &mut encoded);
             encoded
         })
     }
@@ -216,18 +253,13 @@ impl ChunkBuilder {
         assert!(self.num_samples() > 0, "a chunk has samples");
         self.encode_table();
         let table = self.encoded.take().expect("encoded just above");
-        let header = header_of(
-            &self.spec,
-            self.first_slot,
-            self.num_samples() as u16,
-            location,
-            self.fill.end(),
-        )
-        .with_table(table);
+        let count = self.num_samples() as u16;
+        let data_len = self.fill.end();
+        let header = self.spec.header(self.first_slot, count, location, data_len, table);
         let data_at = self.data_at();
-        let range = data_at - header.head().data_start() as usize
-            ..data_at + padded(self.fill.end()) as usize;
-        self.buf[data_at + self.fill.end() as usize..range.end].fill(0);
+        let start = data_at - header.head().data_start() as usize;
+        let range = start..data_at + padded(data_len) as usize;
+        self.buf[data_at + data_len as usize..range.end].fill(0);
         header.encode_into(&mut self.buf[range.clone()]);
         FinishedChunk { header, buf: self.buf, range }
     }
@@ -250,22 +282,22 @@ impl ChunkBuilder {
         location: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
-        check_columns(&spec.columns)?;
-        let mut encoded = encode_fields(spec)?;
-        let mut table = Table::new(&spec.columns, &spec.field_types);
+        let (mut encoded, mut table) = spec.begin()?;
         table.push(meta, len, sums.crc32c(), false);
         table.push_pieces(sums.pieces());
-        let max_len = max_table_bytes(&spec.layout);
-        table.encode(&spec.part, max_len, &mut encoded);
-        Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
+        spec.encode(&table, &mut encoded);
+        Ok(spec.header(slot, 1, location, len.into(), encoded))
     }
 
-    /// The header of a chunk of `samples`, metadata and length and CRC32C of each, whose records are on the media
-    /// already: by the packing rule from the cell of `location` on, in front of which the header ends. `pieces`: the
-    /// checksums of the pieces of all large records.
+    /// The header of a chunk whose records are on the media already: they lie by the packing rule from the cell of
+    /// `location` on. The header takes the cells directly before.
+    ///
+    /// `samples` has the metadata, the length in bytes and the CRC32C of each record; `pieces` has the checksums of
+    /// the pieces of all large records.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new) and [`add`](Self::add). `OutOfRange`: there is no room in front.
+    /// Those of [`new`](Self::new) and [`add`](Self::add). `OutOfRange`: the header needs more cells than precede
+    /// `location`.
     pub fn described<'m>(
         spec: &ChunkSpec,
         first_slot: Slot,
@@ -273,9 +305,7 @@ impl ChunkBuilder {
         pieces: Vec<u32>,
         location: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
-        check_columns(&spec.columns)?;
-        let mut encoded = encode_fields(spec)?;
-        let mut table = Table::new(&spec.columns, &spec.field_types);
+        let (mut encoded, mut table) = spec.begin()?;
         let mut end = 0;
         for (meta, len, crc32c) in samples {
             meta.check()?;
@@ -285,13 +315,14 @@ impl ChunkBuilder {
         let count = table.rows.len() as u64;
         at_most("samples of a chunk", count, MAX_CHUNK_SAMPLES.into())?;
         table.pieces = pieces;
-        table.encode(&spec.part, max_table_bytes(&spec.layout), &mut encoded);
+        spec.encode(&table, &mut encoded);
         let cells = padded((HEAD_BYTES + encoded.len()) as u64) / CELL_BYTES;
         at_most("cells of a header", cells, location.cell)?;
         let location = ChunkLocation { cell: location.cell - cells, ..location };
-        Ok(header_of(spec, first_slot, count as u16, location, end).with_table(encoded))
+        Ok(spec.header(first_slot, count as u16, location, end, encoded))
     }
 
+    /// Adds the entry of a sample to table and fill level.
     fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {
         self.table.push(meta, len, crc, purged);
         self.encoded = None;
@@ -317,39 +348,6 @@ pub struct ChunkLocation {
     pub cell: u64,
 }
 
-fn header_of(
-    spec: &ChunkSpec,
-    first_slot: Slot,
-    num_samples: u16,
-    location: ChunkLocation,
-    data_len: u64,
-) -> ChunkHead {
-    ChunkHead {
-        layout: spec.layout,
-        kind: ChunkKind::Samples,
-        id: ChunkId { generation: spec.generation, sequence: location.sequence },
-        time_ns: location.time_ns,
-        namespace: location.namespace,
-        cell: location.cell,
-        first_slot,
-        num_samples,
-        num_fields: spec.fields.len() as u16,
-        header_len: HEAD_BYTES as u32,
-        data_len,
-        part: spec.part.uncounted(),
-        table_crc: 0,
-    }
-}
-
-impl ChunkHead {
-    /// The header of this head and `table`. Sets the table's length and checksum in the head.
-    fn with_table(mut self, table: Vec<u8>) -> ChunkHeader {
-        self.header_len = (HEAD_BYTES + table.len()) as u32;
-        self.table_crc = crc32c(&table);
-        ChunkHeader::from_parts(self, table).expect("a table as the builder makes it is valid")
-    }
-}
-
 /// Returns whether the names and types of these fields fit into a chunk's header.
 #[doc(hidden)]
 pub fn has_room_for_fields<'n>(names: impl Iterator<Item = &'n [u8]>, types: &FieldTypes) -> bool {
@@ -358,6 +356,10 @@ pub fn has_room_for_fields<'n>(names: impl Iterator<Item = &'n [u8]>, types: &Fi
 }
 
 /// Encodes the names of the fields: the beginning of a table.
+///
+/// # Errors
+/// `OutOfRange`: a name is invalid, or names and types together are too long. `Mismatch`: there are types, but not one
+/// for each field.
 #[doc(hidden)]
 pub fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
     let mut table = Vec::new();
@@ -377,16 +379,18 @@ pub fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
 
 /// Computes the length of each chunk in advance, from the metadata of its samples.
 ///
-/// Follows the same rules as [`crate::format::ChunkBuilder`], so the built chunk has the planned length.
+/// Follows the same rules as [`ChunkBuilder`], so the built chunk has the planned length.
 #[derive(Debug)]
 pub struct ChunkDraft<'a> {
     spec: &'a ChunkSpec,
+    /// The encoded names of the fields.
     fields: Vec<u8>,
     fill: Fill,
     table: Table,
     /// End of the data if packed with [`Pack::Aligned`], and with [`Pack::Tight`].
     aligned_end: u64,
     tight_end: u64,
+    /// Scratch memory for the encoded table.
     encoded: Vec<u8>,
 }
 
@@ -431,12 +435,10 @@ impl<'a> ChunkDraft<'a> {
     /// A chunk without samples.
     ///
     /// # Errors
-    /// The errors of [`ChunkBuilder::new`](crate::format::ChunkBuilder::new).
+    /// The errors of [`ChunkBuilder::new`].
     pub fn new(spec: &'a ChunkSpec) -> Result<ChunkDraft<'a>, FormatError> {
-        let fields = encode_fields(spec)?;
-        check_columns(&spec.columns)?;
-        let fill = Fill::new(spec.layout, spec.fields_len(&fields), &spec.columns);
-        let table = Table::new(&spec.columns, &spec.field_types);
+        let (fields, table) = spec.begin()?;
+        let fill = spec.fill(&fields);
         let encoded = Vec::new();
         Ok(ChunkDraft { spec, fields, fill, table, aligned_end: 0, tight_end: 0, encoded })
     }
@@ -447,7 +449,7 @@ impl<'a> ChunkDraft<'a> {
     }
 
     /// Adds a sample with a record of `len` bytes, if it fits or if it is oversize and the chunk is empty. Returns
-    /// whether it fits.
+    /// the result of [`Fill::fit`].
     pub fn push(&mut self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         let fit = self.fill.fit(meta, len);
         if fit == Fit::Here || fit == Fit::Oversize && self.num_samples() == 0 {
@@ -463,19 +465,15 @@ impl<'a> ChunkDraft<'a> {
 
     /// Completes the chunk and begins the next one.
     pub fn finish(&mut self) -> DraftLen {
-        self.encoded.clear();
-        self.encoded.extend_from_slice(&self.fields);
-        let spec = self.spec;
-        let max_len = max_table_bytes(&self.spec.layout);
-        self.table.encode(&spec.part, max_len, &mut self.encoded);
+        self.encoded.clone_from(&self.fields);
+        self.spec.encode(&self.table, &mut self.encoded);
         let len = DraftLen {
             header_bytes: (HEAD_BYTES + self.encoded.len()) as u64,
             data_bytes: self.fill.end(),
             record_bytes: self.tight_end,
             alignment_bytes: self.aligned_end - self.tight_end,
         };
-        let fields_len = self.spec.fields_len(&self.fields);
-        self.fill = Fill::new(self.spec.layout, fields_len, &self.spec.columns);
+        self.fill = self.spec.fill(&self.fields);
         self.table.clear();
         (self.aligned_end, self.tight_end) = (0, 0);
         len
@@ -487,18 +485,17 @@ impl<'a> ChunkDraft<'a> {
 pub enum Fit {
     /// This chunk.
     Here,
-    /// The next chunk: [`finish`](crate::format::ChunkBuilder::finish) this one first.
+    /// The next chunk: [`finish`](ChunkBuilder::finish) this one first.
     NextChunk,
-    /// A chunk of its own, larger than the chunk size: finish this one if it has samples, then see
-    /// [`ChunkBuilder::oversize`](crate::format::ChunkBuilder::oversize).
+    /// A separate chunk, larger than the chunk size: finish this one if it has samples, then see
+    /// [`ChunkBuilder::oversize`].
     Oversize,
 }
 
 /// The space that a chunk's samples occupy so far.
 ///
-/// [`crate::format::ChunkBuilder`] follows the same rules, so one thread can plan a chunk and another can
-/// build it. The header counts with an upper bound of its length, since front coding depends on all names. So a chunk
-/// may end a little below the chunk size.
+/// The header counts with an upper bound of its length, since front coding depends on all names. So a chunk may end a
+/// little below the chunk size.
 #[derive(Debug, Clone)]
 pub struct Fill {
     layout: ImageLayout,

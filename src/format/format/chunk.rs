@@ -19,9 +19,9 @@ pub(crate) use crate::format::chunk_head::padded;
 pub use crate::format::chunk_head::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, RawHead};
 
 use crate::format::columns::{ColumnSpec, RowValues};
+use crate::format::cursor::check_crc32c;
 use crate::format::error::{enough, out_of_range};
 use crate::format::field_type::FieldTypes;
-use crate::format::names::crc32c;
 use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
 use crate::format::{FormatError, ImageLayout};
@@ -99,7 +99,7 @@ impl ChunkHeader {
         &self.head
     }
 
-    /// Names of the fields of a sample; empty if samples have one field without a name.
+    /// Names of a sample's fields; empty if samples have one field without a name.
     pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &self.encoded[..self.fields_len];
         std::iter::from_fn(move || {
@@ -164,11 +164,7 @@ impl ChunkHeader {
 pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8], FormatError> {
     enough("chunk header", u64::from(head.header_len), bytes.len())?;
     let table = &bytes[HEAD_BYTES..head.header_len as usize];
-    let expected = head.table_crc;
-    let found = crc32c(table);
-    if expected != found {
-        return Err(FormatError::Checksum { what: "chunk table", expected, found });
-    }
+    check_crc32c("chunk table", head.table_crc, table)?;
     Ok(table)
 }
 

@@ -1,17 +1,17 @@
-//! The head: the fixed part of a chunk's header. It has the chunk's identity and location, so heads alone are enough to
-//! select the chunks for a rebuild.
+//! The head of a chunk: the fixed part of its header. It has the chunk's identity and location, so heads alone are
+//! enough to select the chunks for a rebuild.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use crate::format::cursor::read_sealed;
 use crate::format::error::{at_most, enough, equal, out_of_range};
-use crate::format::geometry::Part;
-use crate::format::geometry::{self, FORMAT_VERSION, MAX_SAMPLES, check_generation, read_sealed};
-use crate::format::names::crc32c;
-use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
+use crate::format::geometry::{FORMAT_VERSION, MAX_SAMPLE_BYTES, MAX_SAMPLES, check_generation};
+use crate::format::{CellRange, FormatError, ImageLayout, Part};
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{Generation, Slot};
 
-/// The fixed part of a chunk's header.
+/// A head on media.
 ///
 /// | bytes    | field            | meaning                                                        |
 /// |----------|------------------|----------------------------------------------------------------|
@@ -21,11 +21,11 @@ use dlfs_base::units::{Generation, Slot};
 /// | 11       | `pack`           | 0 aligned, 1 tight                                             |
 /// | 12..16   | `header_len`     | bytes of head and table                                        |
 /// | 16..32   | `uuid`           | the image                                                      |
-/// | 32..40   | `generation`     | the generation that wrote it                                   |
-/// | 40..48   | `sequence`       | its number within the generation, from 0                       |
-/// | 48..56   | `time_ns`        | when it was written: ns since 1970, never decreasing           |
+/// | 32..40   | `generation`     | the generation that wrote the chunk                            |
+/// | 40..48   | `sequence`       | number of the chunk within the generation, from 0              |
+/// | 48..56   | `time_ns`        | time of writing: ns since 1970, never decreasing               |
 /// | 56..64   | `first_slot`     | slot of the first sample                                       |
-/// | 64..72   | `cell`           | the cell where it begins                                       |
+/// | 64..72   | `cell`           | first cell of the chunk                                        |
 /// | 72..80   | `data_len`       | bytes of the data behind the padded header                     |
 /// | 80..88   | `part_first`     | first id of the part                                           |
 /// | 88..96   | `part_seed`      | seed of the part's placement                                   |
@@ -34,8 +34,8 @@ use dlfs_base::units::{Generation, Slot};
 /// | 108..112 | `reserved`       | zero                                                           |
 /// | 112..114 | `num_samples`    | samples in the table                                           |
 /// | 114..116 | `num_fields`     | field names in the table; 0: samples of one field without name |
-/// | 116..118 | `namespace`      | index of the namespace where it lies                           |
-/// | 118..120 | `num_namespaces` | how many the image has                                         |
+/// | 116..118 | `namespace`      | index of the chunk's namespace                                 |
+/// | 118..120 | `num_namespaces` | number of namespaces of the image                              |
 /// | 120..124 | `table_crc`      | CRC32C of the table                                            |
 /// | 124..128 | `head_crc`       | CRC32C of bytes 0..124                                         |
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -86,7 +86,7 @@ pub struct ChunkId {
     pub sequence: u64,
 }
 
-/// The fixed part of a header, decoded: enough to select chunks for a rebuild.
+/// A head, decoded and checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHead {
     /// The layout of the whole image.
@@ -142,7 +142,7 @@ impl ChunkHead {
         CellRange { namespace: self.namespace, cell: self.cell, cells }
     }
 
-    /// The slot after its last sample.
+    /// The slot after the chunk's last sample.
     pub fn end_slot(&self) -> Slot {
         Slot(self.first_slot.0 + u64::from(self.num_samples))
     }
@@ -169,6 +169,7 @@ impl ChunkHead {
         equal("cell of a chunk", cell, self.cell)
     }
 
+    /// The head as on media.
     #[doc(hidden)]
     pub fn to_raw(self) -> RawHead {
         let mut raw = RawHead {
@@ -198,23 +199,47 @@ impl ChunkHead {
         raw.head_crc = crc32c(&raw.as_bytes()[..HEAD_BYTES - 4]).into();
         raw
     }
+
+    /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
+    fn check(&self) -> Result<(), FormatError> {
+        let namespaces = u64::from(self.layout.num_namespaces);
+        at_most("namespace of a chunk", u64::from(self.namespace), namespaces - 1)?;
+        let header_len = u64::from(self.header_len);
+        enough("chunk header", HEAD_BYTES as u64, self.header_len as usize)?;
+        // Far more than any chunk holds; the limit keeps the length of the chunk far below 2^63.
+        at_most("data of a chunk", self.data_len, MAX_SAMPLE_BYTES * 2)?;
+        let range = self.cell_range();
+        let last = range.cell.saturating_add(range.cells - 1);
+        self.layout.offset_of(last)?;
+        // A record has no slots, but arithmetic on its `first_slot` must not overflow either.
+        at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
+        at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
+        if self.kind == ChunkKind::Record {
+            return Ok(());
+        }
+        at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
+        at_most("first id of a part", self.part.first, self.first_slot.0)?;
+        if self.num_samples == 0 {
+            return Err(out_of_range("samples of a chunk", 0u64, 65_535));
+        }
+        let chunk_size = u64::from(self.layout.chunk_size_bytes);
+        if self.num_samples > 1 {
+            at_most("length of a chunk of several samples", self.len_bytes(), chunk_size)?;
+        }
+        Ok(())
+    }
 }
 
 impl RawHead {
-    /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
     fn decode(&self) -> Result<ChunkHead, FormatError> {
-        let uuid = Uuid(self.uuid);
-        let chunk_size = self.chunk_size.get();
-        let pack = Pack::from_byte(self.pack)?;
-        let namespaces = self.num_namespaces.get();
-        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
+        let Self { uuid, chunk_size, pack, num_namespaces, .. } = *self;
         let kind = match self.kind {
             1 => ChunkKind::Samples,
             2 => ChunkKind::Record,
             other => return Err(out_of_range("kind of a chunk", other, 2)),
         };
         let head = ChunkHead {
-            layout,
+            layout: ImageLayout::decode(uuid, chunk_size, pack, num_namespaces)?,
             kind,
             id: ChunkId {
                 generation: check_generation(self.generation.get())?,
@@ -238,36 +263,6 @@ impl RawHead {
         };
         head.check()?;
         Ok(head)
-    }
-}
-
-impl ChunkHead {
-    fn check(&self) -> Result<(), FormatError> {
-        let namespaces = u64::from(self.layout.num_namespaces);
-        at_most("namespace of a chunk", u64::from(self.namespace), namespaces - 1)?;
-        let header_len = u64::from(self.header_len);
-        enough("chunk header", HEAD_BYTES as u64, self.header_len as usize)?;
-        let largest = geometry::MAX_SAMPLE_BYTES * 2;
-        at_most("data of a chunk", self.data_len, largest)?;
-        let range = self.cell_range();
-        let last = range.cell.saturating_add(range.cells - 1);
-        self.layout.offset_of(last)?;
-        // A record has no slots, but arithmetic on its `first_slot` must not overflow either.
-        at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
-        at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
-        if self.kind == ChunkKind::Record {
-            return Ok(());
-        }
-        at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
-        at_most("first id of a part", self.part.first, self.first_slot.0)?;
-        if self.num_samples == 0 {
-            return Err(out_of_range("samples of a chunk", 0u64, 65_535));
-        }
-        let chunk_size = u64::from(self.layout.chunk_size_bytes);
-        if self.num_samples > 1 {
-            at_most("length of a chunk of several samples", self.len_bytes(), chunk_size)?;
-        }
-        Ok(())
     }
 }
 

@@ -41,6 +41,7 @@ pub enum ColumnType {
 }
 
 impl ColumnType {
+    /// The number of the type on media.
     pub(crate) fn number(self) -> u64 {
         self as u64 + 1
     }
@@ -57,11 +58,9 @@ impl ColumnType {
 
     /// Name of the type: `int`, `float`, `f32`, `bool` or `str`.
     pub fn name(self) -> &'static str {
-        TYPES.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+        TYPES[self as usize].1
     }
-}
 
-impl ColumnType {
     /// Returns whether a column of this type can hold `value`. An f32 column rounds a float in its range, but no column
     /// rounds an integer.
     #[doc(hidden)]
@@ -104,14 +103,6 @@ impl FromStr for ColumnType {
         })
     }
 }
-
-const TYPES: [(ColumnType, &str); 5] = [
-    (ColumnType::Int, "int"),
-    (ColumnType::Float, "float"),
-    (ColumnType::Float32, "f32"),
-    (ColumnType::Bool, "bool"),
-    (ColumnType::Text, "str"),
-];
 
 /// Name and type of a typed column.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -204,6 +195,7 @@ impl fmt::Display for Value<'_> {
 /// The values of one row of a [`ColumnTable`]. The default has no row: all its values are `Value::None`.
 #[derive(Clone, Copy, Default)]
 pub struct RowValues<'a> {
+    /// The table, and the index of the row, which the table has.
     of: Option<(&'a ColumnTable, usize)>,
 }
 
@@ -258,8 +250,9 @@ pub struct ColumnTable {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableColumn {
     pub(crate) spec: ColumnSpec,
-    /// An int; the bits of an f64; a bool as 0 or 1; or the index of a string. No value is [`none_of`] the type.
+    /// By row: an int; the bits of an f64; a bool as 0 or 1; or an index into `texts`. No value is [`none_of`] the type.
     raw: Vec<i64>,
+    /// The distinct strings, and the index of each.
     texts: Vec<String>,
     index_of: BTreeMap<String, i64>,
 }
@@ -345,7 +338,7 @@ impl ColumnTable {
         check_columns(&self.specs().cloned().collect::<Vec<_>>())
     }
 
-    /// Removes all rows but the first `num_rows`.
+    /// Removes all rows after the first `num_rows`.
     #[doc(hidden)]
     pub fn truncate(&mut self, num_rows: usize) {
         self.num_rows = self.num_rows.min(num_rows);
@@ -429,6 +422,7 @@ impl TableColumn {
         self.raw.push(raw);
     }
 
+    /// The index of `text` in `texts`, where it is added if it is new.
     fn index(&mut self, text: &str) -> i64 {
         if let Some(&index) = self.index_of.get(text) {
             return index;
@@ -526,21 +520,26 @@ fn raw_of(number: f64) -> i64 {
     if number.is_nan() { NAN_BITS } else { number.to_bits() as i64 }
 }
 
-/// An upper bound of the bytes that the typed columns take in a chunk's table.
+/// An upper bound of the bytes that the typed columns take in a chunk's table. Changing it would move the ends of
+/// chunks, so a resumed import would not continue its earlier chunks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ColumnBound {
     columns: Vec<ColumnSpec>,
-    /// Bytes of the table column as a whole, if there are typed columns. Fixed bytes per typed column are in `values`.
+    /// Bytes of the table column as a whole; 0 without typed columns.
     heads: usize,
+    /// Bytes of the typed columns: their heads, and the values of all samples so far.
     values: usize,
+    /// By typed column: the strings so far.
     texts: Vec<BTreeSet<String>>,
 }
 
 impl ColumnBound {
     pub(crate) fn new(columns: &[ColumnSpec]) -> ColumnBound {
+        // The length of the name, the name, its type, the length of the values, and the number of strings.
         let head = |column: &ColumnSpec| 2 + column.name.len() + 1 + 5 + 3;
         ColumnBound {
             columns: columns.to_vec(),
+            // The kind of the table column, its length, and the number of typed columns.
             heads: if columns.is_empty() { 0 } else { 1 + 5 + 1 },
             values: columns.iter().map(head).sum(),
             texts: vec![BTreeSet::new(); columns.len()],
@@ -568,6 +567,8 @@ impl ColumnBound {
     }
 }
 
+/// The most bytes that one more row takes in `column`; `texts` are the strings of the column so far. An index of a
+/// string takes at most 3 bytes, and the length of a string at most 2.
 fn cost(column: &ColumnSpec, values: &RowValues<'_>, texts: &BTreeSet<String>) -> usize {
     match (column.kind, values.get(column)) {
         (ColumnType::Float, _) => 8,
@@ -590,6 +591,15 @@ pub const MAX_NAMES_BYTES: usize = 1 << 10;
 pub const MAX_TEXTS_BYTES: usize = 2 << 10;
 /// The built-in columns, which every data set has.
 pub(crate) const BUILT_IN: [&str; 4] = ["id", "label", "len", "name"];
+/// The types with their names, in the order of [`ColumnType`].
+const TYPES: [(ColumnType, &str); 5] = [
+    (ColumnType::Int, "int"),
+    (ColumnType::Float, "float"),
+    (ColumnType::Float32, "f32"),
+    (ColumnType::Bool, "bool"),
+    (ColumnType::Text, "str"),
+];
+/// The bits of the NaN that stands for no value.
 const NAN_BITS: i64 = 0x7ff8 << 48;
 /// The floating-point number that stands for no value.
 pub(crate) const NONE_FLOAT: f64 = f64::from_bits(NAN_BITS as u64);

@@ -1,19 +1,28 @@
-//! Reads and writes variable-length data: LEB128 numbers and length-prefixed bytes.
+//! Reads and writes bytes on media: LEB128 numbers, length-prefixed bytes, and structures of fixed length with a
+//! checksum.
+
+use zerocopy::FromBytes;
 
 use crate::format::FormatError;
 use crate::format::error::{enough, out_of_range};
+use crate::format::geometry::FORMAT_VERSION;
+use dlfs_base::checksum::crc32c;
 
-/// Reads values from the front of untrusted bytes, and never past their end.
+/// Reads values from the front of untrusted bytes. A read past their end returns `Truncated`.
 pub struct Cursor<'a> {
+    /// The structure that the bytes belong to, for errors.
     what: &'static str,
+    /// The bytes that are not read yet.
     rest: &'a [u8],
 }
 
 impl<'a> Cursor<'a> {
+    /// A cursor at the start of `bytes`, which belong to structure `what`.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Cursor<'a> {
         Cursor { what, rest: bytes }
     }
 
+    /// The number of bytes that are not read yet.
     #[expect(
         clippy::len_without_is_empty,
         reason = "for this workspace alone, which asks how much is left"
@@ -22,6 +31,7 @@ impl<'a> Cursor<'a> {
         self.rest.len()
     }
 
+    /// Reads `len` bytes.
     pub fn bytes(&mut self, len: u64) -> Result<&'a [u8], FormatError> {
         enough(self.what, len, self.rest.len())?;
         let (bytes, rest) = self.rest.split_at(len as usize);
@@ -93,6 +103,40 @@ pub fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+/// Reads a structure from the front of `bytes`. It begins with `magic` and the version, and ends with its CRC32C.
+///
+/// # Errors
+/// `Truncated`, `Magic`: the structure is not there. `Checksum`: it is damaged. `Version`: it has another format
+/// version.
+pub(crate) fn read_sealed<T: FromBytes>(
+    what: &'static str,
+    magic: [u8; 8],
+    bytes: &[u8],
+) -> Result<T, FormatError> {
+    enough(what, size_of::<T>() as u64, bytes.len())?;
+    let bytes = &bytes[..size_of::<T>()];
+    if !bytes.starts_with(&magic) {
+        return Err(FormatError::Magic { what });
+    }
+    let (sealed, crc) = bytes.split_last_chunk().expect("a structure with a checksum");
+    check_crc32c(what, u32::from_le_bytes(*crc), sealed)?;
+    let found = u16::from_le_bytes([bytes[8], bytes[9]]);
+    if found != FORMAT_VERSION {
+        return Err(FormatError::Version { what, found, known: FORMAT_VERSION });
+    }
+    Ok(T::read_from_bytes(bytes).expect("as many bytes as it has"))
+}
+
+/// Checks that `bytes` of structure `what` have the CRC32C `expected`.
+pub(crate) fn check_crc32c(
+    what: &'static str,
+    expected: u32,
+    bytes: &[u8],
+) -> Result<(), FormatError> {
+    let found = crc32c(bytes);
+    if expected == found { Ok(()) } else { Err(FormatError::Checksum { what, expected, found }) }
+}
+
 /// `bytes` of structure `what` as a string. The error names the first byte that is not UTF-8.
 pub(crate) fn utf8<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, FormatError> {
     std::str::from_utf8(bytes)
@@ -104,7 +148,7 @@ pub(crate) fn number_len(value: u64) -> usize {
     (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
 }
 
-/// Encodes an optional signed number as an unsigned one: see `crate::format::table::kind::LABELS`.
+/// Encodes an optional label as an unsigned number: see `crate::format::table::kind::LABELS`.
 pub fn label_code(label: Option<i64>) -> u64 {
     // Neither multiplication overflows, since `i64::MIN` is not a valid label.
     label.map_or(0, |label| match label {

@@ -32,7 +32,7 @@ use crate::format::cursor::{Cursor, number_len, put_number, put_string};
 use crate::format::error::equal;
 use crate::format::{FormatError, npy};
 
-pub use crate::format::npy::Element;
+pub use crate::format::element::Element;
 
 /// The form of a field's files: of the source files of an import, and of the files that an export or mount shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -113,7 +113,7 @@ impl FieldType {
     /// The same type with another file form.
     ///
     /// # Errors
-    /// Values of this type cannot be written as text.
+    /// `form` is text, and the type is not a single number, or is f16 or bf16.
     pub fn in_form(self, form: FileForm) -> Result<FieldType, String> {
         let is_text = form == FileForm::Text;
         if is_text && (self.is_free || !self.dims.is_empty()) {
@@ -125,10 +125,10 @@ impl FieldType {
         Ok(FieldType { form, ..self })
     }
 
-    /// The same type, of tokens of `tokenizer`.
+    /// The same type for tokens of `tokenizer`.
     ///
     /// # Errors
-    /// Values of this type are no lists of tokens.
+    /// Values of this type are not lists of u8, u16, u32 or i32.
     pub fn of_tokenizer(self, tokenizer: Tokenizer) -> Result<FieldType, String> {
         use Element::{I32, U8, U16, U32};
         let is_list = self.is_free && self.dims.is_empty();
@@ -139,12 +139,12 @@ impl FieldType {
         Ok(FieldType { tokenizer: Some(tokenizer), ..self })
     }
 
-    /// The tokenizer of its tokens, if it is known.
+    /// The tokenizer of the field's tokens, if it is known.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
     }
 
-    /// Returns whether values of both types are the same bytes: only their tokenizers may differ.
+    /// Returns whether both types are equal apart from their tokenizers: the same value then has the same bytes.
     pub fn has_layout_of(&self, other: &FieldType) -> bool {
         let plain = |kind: &FieldType| FieldType { tokenizer: None, ..kind.clone() };
         plain(self) == plain(other)
@@ -418,7 +418,7 @@ impl FieldTypes {
         let mut types = Vec::with_capacity(count);
         for _ in 0..count {
             let text = std::str::from_utf8(from.string()?).unwrap_or_default();
-            types.push(text.parse().ok()); // no type is an empty text; ignore a type that a later release added
+            types.push(text.parse().ok()); // an empty text, or a type that a later release added: no type
         }
         Ok(FieldTypes::new(types))
     }
@@ -455,7 +455,8 @@ fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
     })
 }
 
-/// Formats the number in these bytes in decimal.
+/// Formats the number in these bytes in decimal. No type of f16 or bf16 has the file form text
+/// ([`FieldType::in_form`]).
 fn text_of(element: Element, bytes: &[u8]) -> String {
     fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
         bytes.first_chunk().copied().unwrap_or([0; N])
@@ -477,9 +478,9 @@ fn text_of(element: Element, bytes: &[u8]) -> String {
 /// The tokenizer that made the tokens of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tokenizer {
-    /// The number of its tokens, with gaps: each token is below it.
+    /// The size of the vocabulary, gaps included: each token is below it.
     pub vocabulary: u32,
-    /// SHA-256 of its file.
+    /// SHA-256 of the tokenizer's file.
     pub sha256: [u8; 32],
 }
 
@@ -512,7 +513,7 @@ impl FromStr for Tokenizer {
             }
             Some(Tokenizer { vocabulary: vocabulary.parse().ok()?, sha256 })
         });
-        // Only what is written so: other spellings of the same numbers would be other types.
+        // Accepts one spelling only: a type is compared as a string.
         let parsed = parsed.filter(|found| found.to_string() == text);
         parsed.ok_or_else(|| format!("{text:?} is not vocabulary=TOKENS;tokenizer=SHA256"))
     }

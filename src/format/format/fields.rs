@@ -87,10 +87,10 @@ pub fn find(
 }
 
 /// The byte range of the field with index `field` in a record of `len` bytes; `None` if the field is absent. Needs only
-/// the first bytes of the record: `table`.
+/// the first [`table_len`] bytes of the record: `table`.
 ///
 /// # Errors
-/// The table does not describe such a record.
+/// The table does not describe a record of `len` bytes.
 pub fn field_range(
     table: &[u8],
     num_fields: usize,

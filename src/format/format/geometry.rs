@@ -1,12 +1,12 @@
-//! The geometry of an image: format version, cells, cell ranges, extents, and limits.
+//! The geometry of an image: cells, cell ranges, extents, and limits.
 //!
-//! Packing rules determine the offsets of samples in a chunk. A map from sample ids to slots, `slot = P(id)`,
-//! determines their chunks; each part has its own map.
+//! A packing rule ([`Pack`]) determines the offsets of samples in a chunk. A map from sample ids to slots
+//! ([`Placement`]) determines their chunks; each [`Part`] has its own map.
 
-use zerocopy::FromBytes;
+use serde::{Deserialize, Serialize};
+use zerocopy::little_endian::{U16, U32};
 
-use crate::format::error::{at_most, enough, equal, out_of_range};
-use crate::format::names::crc32c;
+use crate::format::error::{at_most, equal, out_of_range};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{ALIGN_BYTES, Generation, SampleId, Slot};
@@ -26,17 +26,7 @@ pub struct Extent {
 
 /// Consecutive cells that hold one chunk, generation record or snapshot.
 #[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Default,
-    serde::Serialize,
-    serde::Deserialize,
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 pub struct CellRange {
     /// Index of the namespace.
@@ -48,7 +38,7 @@ pub struct CellRange {
 }
 
 /// Properties of the whole image that never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ImageLayout {
     /// UUID of the image.
     pub uuid: Uuid,
@@ -77,6 +67,17 @@ impl ImageLayout {
             return Err(out_of_range("number of namespaces", 0u64, 65_535));
         }
         Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
+    }
+
+    /// The layout in the fields of a structure on media.
+    pub(crate) fn decode(
+        uuid: [u8; 16],
+        chunk_size: U32,
+        pack: u8,
+        num_namespaces: U16,
+    ) -> Result<ImageLayout, FormatError> {
+        let pack = Pack::from_byte(pack)?;
+        ImageLayout::new(Uuid(uuid), chunk_size.get(), pack, num_namespaces.get())
     }
 
     /// Length of a cell, the unit of allocation.
@@ -143,45 +144,9 @@ pub fn check_layout(
         let found = found.uuid;
         return Err(FormatError::OtherImage { what, expected, found });
     }
-    let numbers = |layout: &ImageLayout| {
-        let ImageLayout { chunk_size_bytes, pack, num_namespaces, .. } = layout;
-        [u64::from(*chunk_size_bytes), u64::from(*num_namespaces), u64::from(pack.to_byte())]
-    };
-    let names = ["chunk size", "number of namespaces", "packing"];
-    let pairs = numbers(expected).into_iter().zip(numbers(found));
-    names
-        .into_iter()
-        .zip(pairs)
-        .try_for_each(|(name, (expected, found))| equal(name, expected, found))
-}
-
-/// Reads a structure from the front of `bytes`. It begins with `magic` and the version, and ends with its CRC32C.
-///
-/// # Errors
-/// `Truncated`, `Magic`: the structure is not there. `Checksum`: it is damaged. `Version`: it has another format
-/// version.
-#[doc(hidden)]
-pub fn read_sealed<T: FromBytes>(
-    what: &'static str,
-    magic: [u8; 8],
-    bytes: &[u8],
-) -> Result<T, FormatError> {
-    enough(what, size_of::<T>() as u64, bytes.len())?;
-    let bytes = &bytes[..size_of::<T>()];
-    if !bytes.starts_with(&magic) {
-        return Err(FormatError::Magic { what });
-    }
-    let (sealed, crc) = bytes.split_last_chunk().expect("a structure with a checksum");
-    let expected = u32::from_le_bytes(*crc);
-    let found = crc32c(sealed);
-    if expected != found {
-        return Err(FormatError::Checksum { what, expected, found });
-    }
-    let found = u16::from_le_bytes([bytes[8], bytes[9]]);
-    if found != FORMAT_VERSION {
-        return Err(FormatError::Version { what, found, known: FORMAT_VERSION });
-    }
-    Ok(T::read_from_bytes(bytes).expect("as many bytes as it has"))
+    equal("chunk size", expected.chunk_size_bytes.into(), found.chunk_size_bytes.into())?;
+    equal("number of namespaces", expected.num_namespaces.into(), found.num_namespaces.into())?;
+    equal("packing", expected.pack.to_byte().into(), found.pack.to_byte().into())
 }
 
 /// Checks that `generation` is a valid number of a committed generation: 1 to `MAX_GENERATION`.
@@ -195,7 +160,7 @@ pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
 
 /// The packing rule of a chunk's samples. Part of the format: the directory stores only lengths, and computes offsets
 /// by this rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Pack {
     /// No sample touches more blocks than its length needs, at the cost of at most 1/8 of padding
@@ -259,7 +224,7 @@ impl Pack {
 /// divided into windows of that many samples (the last one may be shorter), and a keyed permutation shuffles each
 /// window. An import of a source of known length uses one window. A stream is shuffled in memory before ids are
 /// assigned, so its window is 0 or 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Part {
     /// First id, and first slot.
     pub first: u64,

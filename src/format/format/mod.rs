@@ -81,6 +81,7 @@ pub mod columns;
 
 #[doc(hidden)]
 pub mod cursor;
+mod element;
 pub mod error;
 pub mod field_type;
 pub mod fields;

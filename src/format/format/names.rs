@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+// The checksum of all structures on media, for callers outside this crate.
 pub use dlfs_base::checksum::{crc32c, crc32c_append};
 
 /// The order of names: bytewise, but a slash sorts before all other bytes. So the contents of a folder directly follow

@@ -1,5 +1,4 @@
-//! Element types of fields, and the header of an `.npy` file: element type and shape of an array, and the offset of its
-//! elements.
+//! The header of an `.npy` file: element type and shape of an array, and the offset of its elements.
 //!
 //! ```text
 //! \x93NUMPY | major, minor | length of the text: u16, from major 2 on u32 | text | elements
@@ -8,6 +7,8 @@
 //!
 //! Other headers (big-endian, Fortran order, Python objects) are refused with an error message: a field holds
 //! little-endian elements in C order.
+
+use crate::format::element::Element;
 
 /// A decoded header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,11 +72,10 @@ impl NpyHeader {
             ("|", "O") => return Err("holds Python objects".to_owned()),
             _ => {}
         }
-        let is_kind = |(element, .., own): &&Row| *own == kind && *element != Element::Bf16;
-        match ELEMENTS.iter().find(is_kind).filter(|_| order == "<" || order == "|") {
-            Some((element, ..)) => Ok(*element),
-            None => Err(format!("holds elements of type {descr}, which no field has")),
-        }
+        // "V2" is any void of two bytes, not only bf16.
+        let is_kind = |element: &Element| element.dtype() == kind && *element != Element::Bf16;
+        let found = Element::ALL.into_iter().find(is_kind).filter(|_| order == "<" || order == "|");
+        found.ok_or_else(|| format!("holds elements of type {descr}, which no field has"))
     }
 
     /// Returns whether the elements may be of this type. numpy has no bf16 dtype, and stores bf16 as voids of two
@@ -93,7 +93,7 @@ impl NpyHeader {
 
 /// The header that numpy writes before an array of this type and shape.
 pub fn header(element: Element, shape: &[u64]) -> Vec<u8> {
-    let descr = ELEMENTS[element as usize].4;
+    let descr = element.dtype();
     let order = if element.len_bytes() == 1 { '|' } else { '<' };
     let shown = shown_shape(shape);
     let mut text =
@@ -218,67 +218,6 @@ fn wrong<T>(what: &str) -> Result<T, NpyError> {
     Err(NpyError::Wrong(what.to_owned()))
 }
 
-/// The type of a field's elements: little-endian on media.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// Unsigned, 8 bits.
-    U8,
-    /// Signed, 8 bits.
-    I8,
-    /// Unsigned, 16 bits.
-    U16,
-    /// Signed, 16 bits.
-    I16,
-    /// Unsigned, 32 bits.
-    U32,
-    /// Signed, 32 bits.
-    I32,
-    /// Unsigned, 64 bits.
-    U64,
-    /// Signed, 64 bits.
-    I64,
-    /// IEEE 754, 16 bits.
-    F16,
-    /// bfloat16: the upper half of an f32.
-    Bf16,
-    /// IEEE 754, 32 bits.
-    F32,
-    /// IEEE 754, 64 bits.
-    F64,
-    /// A byte: 0 or 1.
-    Bool,
-}
-
-impl Element {
-    /// All element types.
-    pub const ALL: [Element; 13] = {
-        use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-        [U8, I8, U16, I16, U32, I32, U64, I64, F16, Bf16, F32, F64, Bool]
-    };
-
-    /// Short name, such as `u8`, `bf16` or `bool`.
-    pub fn name(self) -> &'static str {
-        ELEMENTS[self as usize].1
-    }
-
-    /// Name of the numpy dtype; for `Bf16`, of the ml_dtypes one.
-    pub fn numpy_name(self) -> &'static str {
-        ELEMENTS[self as usize].2
-    }
-
-    /// Bytes of one element.
-    pub fn len_bytes(self) -> u32 {
-        ELEMENTS[self as usize].3
-    }
-
-    /// The element type with this short or numpy name.
-    #[doc(hidden)]
-    pub fn named(name: &str) -> Option<Element> {
-        let found = ELEMENTS.into_iter().find(|row| name == row.1 || name == row.2);
-        found.map(|(element, ..)| element)
-    }
-}
-
 const MAGIC: [u8; 6] = *b"\x93NUMPY";
 /// Magic, version and the length of the text.
 const FRONT: u64 = 10;
@@ -289,27 +228,6 @@ const GROWTH_DIGITS: usize = 21;
 /// Limit for untrusted files: the header of a field's array takes a few hundred bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 const BROKEN: &str = "has a broken .npy header";
-
-/// An element type with its short name, its numpy name, its length in bytes, and its numpy dtype string without the
-/// byte order.
-type Row = (Element, &'static str, &'static str, u32, &'static str);
-
-/// Each element type, in their order.
-const ELEMENTS: [Row; 13] = [
-    (Element::U8, "u8", "uint8", 1, "u1"),
-    (Element::I8, "i8", "int8", 1, "i1"),
-    (Element::U16, "u16", "uint16", 2, "u2"),
-    (Element::I16, "i16", "int16", 2, "i2"),
-    (Element::U32, "u32", "uint32", 4, "u4"),
-    (Element::I32, "i32", "int32", 4, "i4"),
-    (Element::U64, "u64", "uint64", 8, "u8"),
-    (Element::I64, "i64", "int64", 8, "i8"),
-    (Element::F16, "f16", "float16", 2, "f2"),
-    (Element::Bf16, "bf16", "bfloat16", 2, "V2"),
-    (Element::F32, "f32", "float32", 4, "f4"),
-    (Element::F64, "f64", "float64", 8, "f8"),
-    (Element::Bool, "bool", "bool", 1, "b1"),
-];
 
 #[cfg(test)]
 mod tests {
@@ -402,8 +320,8 @@ mod tests {
         }
 
         #[test]
-        fn every_header_reads_back(at in 0..ELEMENTS.len(), shape in prop::collection::vec(0u64..1 << 40, 0..17)) {
-            let element = ELEMENTS[at].0;
+        fn every_header_reads_back(at in 0..Element::ALL.len(), shape in prop::collection::vec(0u64..1 << 40, 0..17)) {
+            let element = Element::ALL[at];
             prop_assume!(element != Element::Bf16);
             let bytes = header(element, &shape);
             prop_assert_eq!(bytes.len() % ALIGN, 0);

@@ -55,7 +55,7 @@ fn with_piece(crc: u32, sum: u32, len: u32) -> u32 {
 pub struct RecordSums {
     /// The checksums of complete pieces.
     complete: Vec<u32>,
-    /// The incomplete piece: the checksum and number of its bytes so far.
+    /// The incomplete piece so far: its checksum, and its length in bytes, which is 0 between two pieces.
     open: (u32, u32),
 }
 
@@ -87,7 +87,8 @@ impl RecordSums {
         }
     }
 
-    /// The CRC32C of the record. Combining two checksums may take microseconds, but a record of one piece needs none.
+    /// The CRC32C of the record. Combining two checksums may take microseconds; a record of one piece needs no
+    /// combination.
     pub fn crc32c(&self) -> u32 {
         let complete = self.complete.iter().map(|&sum| (sum, PIECE_BYTES));
         let mut pieces = complete.chain(Some(self.open).filter(|(_, len)| *len > 0));
@@ -95,7 +96,7 @@ impl RecordSums {
         pieces.fold(first, |crc, (sum, len)| with_piece(crc, sum, len))
     }
 
-    /// The checksums of the pieces, even if the record is not large.
+    /// The checksums of the pieces, also of a record that is not large.
     pub fn pieces(&self) -> impl Iterator<Item = u32> + '_ {
         let last = (self.open.1 > 0).then_some(self.open.0);
         self.complete.iter().copied().chain(last)

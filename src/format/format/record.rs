@@ -33,8 +33,9 @@ use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, ta
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::error::{at_most, equal, out_of_range};
 use crate::format::geometry::MAX_SAMPLES;
-use crate::format::names::crc32c;
+use crate::format::names::common;
 use crate::format::{CellRange, FormatError, ImageLayout, Part};
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{Generation, Slot};
 
 /// The metadata of a generation that its chunks do not hold.
@@ -234,10 +235,12 @@ pub struct Origin {
     pub etag: Option<String>,
 }
 
-/// Collects the objects of one import, in encoded form.
+/// Collects the objects of one import as an encoded group.
 #[derive(Debug, Clone, Default)]
 pub struct OriginsBuilder {
+    /// The number of objects.
     count: u64,
+    /// The encoded objects, without the generation and the count of the group.
     bytes: Vec<u8>,
     /// The address that was added last.
     last: String,
@@ -246,13 +249,12 @@ pub struct OriginsBuilder {
 impl OriginsBuilder {
     /// Adds an object. Add objects in ascending order of addresses to save space.
     pub fn push(&mut self, address: &str, len_bytes: u64, etag: Option<&str>) {
-        let shared = self.last.bytes().zip(address.bytes()).take_while(|(a, b)| a == b).count();
+        let shared = common(self.last.as_bytes(), address.as_bytes());
         put_number(&mut self.bytes, shared as u64);
         put_string(&mut self.bytes, &address.as_bytes()[shared..]);
         put_number(&mut self.bytes, len_bytes);
         put_tag(&mut self.bytes, etag);
-        self.last.truncate(0);
-        self.last.push_str(address);
+        address.clone_into(&mut self.last);
         self.count += 1;
     }
 
@@ -277,7 +279,7 @@ impl OriginsBuilder {
             visit(origin);
             Ok(())
         })
-        .expect("these are its own bytes");
+        .expect("the builder encoded these bytes");
     }
 
     /// Appends the encoded group of an import into `generation`; nothing if there are no objects.
@@ -310,12 +312,8 @@ pub fn visit_origins(
             at_most("length of an address", address.len() as u64, MAX_ADDRESS_BYTES)?;
             let len_bytes = from.number()?;
             let etag = take_tag(&mut from)?;
-            visit(Origin {
-                generation,
-                address: utf8(WHAT, &address)?.to_owned(),
-                len_bytes,
-                etag,
-            })?;
+            let address = utf8(WHAT, &address)?.to_owned();
+            visit(Origin { generation, address, len_bytes, etag })?;
         }
     }
     Ok(())

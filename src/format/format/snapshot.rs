@@ -1,20 +1,22 @@
 //! The head of a directory snapshot: its sections and their locations.
 //!
-//! A snapshot is this head and the columns of the directory. Columns have the same bytes as in memory, each with its
-//! own CRC32C, so loading only reads and verifies them. Names come last, except for the origins, and the lookup tree is
-//! one range, so a reader that needs no names can skip both: see [`SnapshotHead::ranges_by_id`].
+//! A snapshot is this head and the columns of the directory, one *section* each. Columns have the same bytes as in
+//! memory, each with its own CRC32C, so loading only reads and verifies them. The lookup tree is one range, and only
+//! the origins follow the names, so a reader that needs neither names nor tree can skip them: see
+//! [`SnapshotHead::ranges_by_id`].
 
 use std::ops::Range;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
+use crate::format::cursor::read_sealed;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::{
-    FORMAT_VERSION, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout, read_sealed,
+    FORMAT_VERSION, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout,
 };
-use crate::format::names::crc32c;
-use crate::format::{CellRange, FormatError, ImageLayout, Pack, Superblock, Uuid};
+use crate::format::{CellRange, FormatError, ImageLayout, Superblock};
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::Generation;
 
 /// The first 4,096 bytes of a snapshot.
@@ -22,16 +24,16 @@ use dlfs_base::units::Generation;
 /// | bytes      | field              | meaning                                                  |
 /// |------------|--------------------|----------------------------------------------------------|
 /// | 0..8       | `magic`            | "DLFSSNAP"                                               |
-/// | 8..10      | `version`          | 2: that of the whole image                               |
+/// | 8..10      | `version`          | 2: the format version of the whole image                 |
 /// | 10..12     | `num_sections`     | sections in the table, at most 64                        |
-/// | 12..14     | `num_namespaces`   | how many the image has                                   |
+/// | 12..14     | `num_namespaces`   | number of namespaces of the image                        |
 /// | 14         | `pack`             | 0 aligned, 1 tight                                       |
 /// | 15         | `reserved_a`       | zero                                                     |
 /// | 16..32     | `uuid`             | the image                                                |
-/// | 32..40     | `generation`       | the generation it describes                              |
-/// | 40..48     | `time_ns`          | time of that generation's record                         |
+/// | 32..40     | `generation`       | the generation that the snapshot describes               |
+/// | 40..48     | `time_ns`          | time of that generation's record, in ns since 1970       |
 /// | 48..56     | `len`              | bytes of the whole snapshot                              |
-/// | 56..64     | `num_samples`      | ids given out, deleted samples included                  |
+/// | 56..64     | `num_samples`      | ids assigned, deleted samples included                   |
 /// | 64..72     | `record_cell`      | first cell of the generation record                      |
 /// | 72..80     | `record_cells`     | cells of the generation record                           |
 /// | 80..84     | `chunk_size`       | maximum bytes of a chunk of several samples              |
@@ -69,12 +71,12 @@ const _: () = assert!(size_of::<RawSnapshotHead>() == SNAPSHOT_HEAD_BYTES);
 ///
 /// | bytes  | field    | meaning                                                                |
 /// |--------|----------|------------------------------------------------------------------------|
-/// | 0..2   | `kind`   | what it holds: see [`SectionKind`]                                     |
+/// | 0..2   | `kind`   | the kind of the content: see [`SectionKind`]                           |
 /// | 2..4   | `flags`  | bit 0: a reader that does not know the kind must refuse the snapshot   |
-/// | 4..8   | `crc`    | CRC32C of its bytes                                                    |
-/// | 8..16  | `offset` | where it begins, from the start of the snapshot                        |
-/// | 16..24 | `len`    | its bytes, padding not counted                                         |
-/// | 24..32 | `param`  | a number that its kind explains                                        |
+/// | 4..8   | `crc`    | CRC32C of the section's bytes                                          |
+/// | 8..16  | `offset` | first byte, from the start of the snapshot                             |
+/// | 16..24 | `len`    | length in bytes, without padding                                       |
+/// | 24..32 | `param`  | a number whose meaning depends on the kind                             |
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawSection {
@@ -278,11 +280,8 @@ impl SnapshotHead {
 
 impl RawSnapshotHead {
     fn decode(&self) -> Result<SnapshotHead, FormatError> {
-        let pack = Pack::from_byte(self.pack)?;
-        let uuid = Uuid(self.uuid);
-        let namespaces = self.num_namespaces.get();
-        let chunk_size = self.chunk_size.get();
-        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
+        let Self { uuid, chunk_size, pack, num_namespaces, .. } = *self;
+        let layout = ImageLayout::decode(uuid, chunk_size, pack, num_namespaces)?;
         let len_bytes = at_most("length of a snapshot", self.len.get(), MAX_NAMESPACE_BYTES)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
         let record = CellRange {
@@ -290,7 +289,7 @@ impl RawSnapshotHead {
             cell: self.record_cell.get(),
             cells: self.record_cells.get(),
         };
-        let last = u64::from(namespaces) - 1;
+        let last = u64::from(layout.num_namespaces) - 1;
         at_most("namespace of the generation record", u64::from(record.namespace), last)?;
         layout.offset_of(record.cell.saturating_add(record.cells))?;
         Ok(SnapshotHead {
@@ -348,5 +347,6 @@ const BLOCK_BYTES: u64 = 4096;
 /// Bytes of the head.
 pub const SNAPSHOT_HEAD_BYTES: usize = 4096;
 const MAX_SECTIONS: usize = 64;
+/// Flag of a section: a reader that does not know the kind must refuse the snapshot.
 const FLAG_REQUIRED: u16 = 1;
 const MAGIC: [u8; 8] = *b"DLFSSNAP";

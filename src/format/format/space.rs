@@ -4,7 +4,7 @@
 //! a reader that opened the previous generation may still read them. So a cell freed in generation g is reused in g + 2
 //! at the earliest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::format::{CellRange, FormatError, ImageLayout};
@@ -13,12 +13,15 @@ use crate::format::{CellRange, FormatError, ImageLayout};
 /// reservations and allocations, so a resumed import gets the same cells.
 #[derive(Debug, Clone)]
 pub struct Space {
-    namespaces: Vec<Cells>,
+    namespaces: Vec<NamespaceCells>,
+    /// Bytes of a cell.
     cell_len_bytes: u64,
 }
 
+/// The cells of one namespace.
 #[derive(Debug, Clone)]
-struct Cells {
+struct NamespaceCells {
+    /// Cells at or above this number are not allocated.
     capacity: u64,
     /// Used ranges: end by start. Adjacent ranges are merged. The first range is the reserved cells.
     used: BTreeMap<u64, u64>,
@@ -33,7 +36,7 @@ impl Space {
     pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
         let namespace = |len: &u64| {
             let capacity = layout.capacity_cells(*len);
-            let mut cells = Cells { capacity, used: BTreeMap::new(), none_below: [0; 64] };
+            let mut cells = NamespaceCells { capacity, used: BTreeMap::new(), none_below: [0; 64] };
             cells.take(0, layout.first_cell());
             cells
         };
@@ -93,7 +96,10 @@ impl Space {
 
     /// Free cells of all namespaces together.
     pub(crate) fn free_cells(&self) -> u64 {
-        let free = |cells: &Cells| cells.capacity.saturating_sub(cells.used_cells());
+        let free = |namespace: &NamespaceCells| {
+            let used: u64 = namespace.used.iter().map(|(start, end)| end - start).sum();
+            namespace.capacity.saturating_sub(used)
+        };
         self.namespaces.iter().map(free).fold(0, u64::saturating_add)
     }
 
@@ -112,12 +118,9 @@ impl Space {
     }
 }
 
-impl Cells {
-    fn used_cells(&self) -> u64 {
-        self.used.iter().map(|(start, end)| end - start).sum()
-    }
-
-    /// The start of the lowest range of `cells` free cells.
+impl NamespaceCells {
+    /// The start of the lowest range of `cells` free cells. Raises `none_below` past the gaps that are shorter than
+    /// the largest power of two up to `cells`.
     fn find(&mut self, cells: u64) -> Option<u64> {
         let class = cells.max(1).ilog2() as usize;
         let mark = self.none_below[class];
@@ -160,17 +163,16 @@ impl Cells {
     }
 }
 
-/// The ranges that a generation frees: those of `old` that are not in `new`, merged where adjacent.
+/// The ranges that a generation frees: the ranges of `old` that are not among those of `new`, merged where adjacent.
 pub fn freed(
     old: impl IntoIterator<Item = CellRange>,
     new: impl IntoIterator<Item = CellRange>,
 ) -> Vec<CellRange> {
-    let kept: std::collections::BTreeSet<CellRange> = new.into_iter().collect();
-    let mut ranges: Vec<CellRange> =
+    let kept: BTreeSet<CellRange> = new.into_iter().collect();
+    let freed: BTreeSet<CellRange> =
         old.into_iter().filter(|range| !kept.contains(range)).collect();
-    ranges.sort_unstable();
     let mut joined: Vec<CellRange> = Vec::new();
-    for range in ranges {
+    for range in freed {
         match joined.last_mut() {
             Some(last)
                 if last.namespace == range.namespace && last.cell + last.cells == range.cell =>
@@ -183,7 +185,8 @@ pub fn freed(
     joined
 }
 
-/// The cells of `old` that are in no range of `new`.
+/// The cells of `old` that are in no range of `new`, as ranges in the order of `old`. The ranges of `new` do not
+/// overlap.
 pub fn without(
     old: impl IntoIterator<Item = CellRange>,
     new: impl IntoIterator<Item = CellRange>,
@@ -195,7 +198,7 @@ pub fn without(
         let namespace = range.namespace;
         let end = range.cell + range.cells;
         let mut at = range.cell;
-        // The ranges of a generation do not overlap, so of those that begin before, only the last can reach in here.
+        // Of the kept ranges that begin at or before this one, only the last can overlap it.
         let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));
         for kept in &kept[from.saturating_sub(1)..] {
             if (kept.namespace, kept.cell) >= (namespace, end) {

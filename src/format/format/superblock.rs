@@ -3,12 +3,11 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use crate::format::cursor::read_sealed;
 use crate::format::error::at_most;
-use crate::format::geometry::{
-    FORMAT_VERSION, ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, read_sealed,
-};
-use crate::format::names::crc32c;
-use crate::format::{FormatError, Pack, Uuid};
+use crate::format::geometry::{FORMAT_VERSION, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
+use crate::format::{CellRange, FormatError, ImageLayout};
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{Generation, total};
 
 /// A superblock copy on media: one block of 4,096 bytes.
@@ -24,28 +23,28 @@ use dlfs_base::units::{Generation, total};
 /// | bytes      | field                | meaning                                                |
 /// |------------|----------------------|--------------------------------------------------------|
 /// | 0..8       | `magic`              | "DLFSIMG" and NUL                                      |
-/// | 8..10      | `version`            | 2: that of the whole image                             |
+/// | 8..10      | `version`            | 2: the format version of the whole image               |
 /// | 10..12     | `namespace`          | index of this namespace, from 0                        |
-/// | 12..14     | `num_namespaces`     | how many the image has                                 |
+/// | 12..14     | `num_namespaces`     | number of namespaces of the image                      |
 /// | 14         | `pack`               | 0 aligned, 1 tight                                     |
 /// | 15         | `reserved_a`         | zero                                                   |
 /// | 16..32     | `uuid`               | the image                                              |
 /// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
-/// | 40..48     | `time_ns`            | when it was committed, in ns since 1970                |
-/// | 48..56     | `required`           | features without which it cannot be read               |
-/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: no other copy |
+/// | 40..48     | `time_ns`            | time of the commit, in ns since 1970                   |
+/// | 48..56     | `required`           | features that a reader must know; none so far          |
+/// | 56..64     | `optional`           | features that a reader may ignore: [`OTHER_COPY_VOID`] |
 /// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
 /// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
 /// | 80..84     | `chunk_size`         | maximum bytes of a chunk of several samples            |
 /// | 84..86     | `snapshot_namespace` | index of the namespace with the directory snapshot     |
 /// | 86..88     | `reserved_b`         | zero                                                   |
-/// | 88..96     | `snapshot_offset`    | where the snapshot begins, in bytes                    |
-/// | 96..104    | `snapshot_len`       | its length in bytes                                    |
-/// | 104..108   | `snapshot_crc`       | CRC32C of its first 4,092 bytes: what its head ends in |
+/// | 88..96     | `snapshot_offset`    | first byte of the snapshot                             |
+/// | 96..104    | `snapshot_len`       | length of the snapshot in bytes                        |
+/// | 104..108   | `snapshot_crc`       | CRC32C at the end of the snapshot's head               |
 /// | 108..112   | `reserved_c`         | zero                                                   |
-/// | 112..120   | `num_samples`        | ids given out, deleted samples included                |
-/// | 120..128   | `num_live`           | samples there are                                      |
-/// | 128..136   | `to_write`           | features without which it may be read, not written     |
+/// | 112..120   | `num_samples`        | ids assigned, deleted samples included                 |
+/// | 120..128   | `num_live`           | live samples                                           |
+/// | 128..136   | `to_write`           | features that a writer must know, and a reader may not |
 /// | 136..504   | `reserved_d`         | zero                                                   |
 /// | 504..508   | `balance`            | makes `crc` 0                                          |
 /// | 508..4092  | `reserved_e`         | zero                                                   |
@@ -186,21 +185,18 @@ impl Superblock {
     }
 
     /// The cells of the snapshot. It begins at the start of a cell: decoding checks this.
-    pub fn snapshot_range(&self) -> crate::format::CellRange {
+    pub fn snapshot_range(&self) -> CellRange {
         let cell = self.snapshot.offset_bytes / self.layout.cell_bytes();
         let cells = self.layout.cells_of(self.snapshot.len_bytes);
-        crate::format::CellRange { namespace: self.snapshot.namespace, cell, cells }
+        CellRange { namespace: self.snapshot.namespace, cell, cells }
     }
 }
 
 impl RawSuperblock {
     fn decode(&self) -> Result<Superblock, FormatError> {
-        let pack = Pack::from_byte(self.pack)?;
-        let uuid = Uuid(self.uuid);
-        let namespaces = self.num_namespaces.get();
-        let chunk_size = self.chunk_size.get();
-        let layout = ImageLayout::new(uuid, chunk_size, pack, namespaces)?;
-        let last = u64::from(namespaces) - 1;
+        let Self { uuid, chunk_size, pack, num_namespaces, .. } = *self;
+        let layout = ImageLayout::decode(uuid, chunk_size, pack, num_namespaces)?;
+        let last = u64::from(layout.num_namespaces) - 1;
         at_most("index of a namespace", u64::from(self.namespace.get()), last)?;
         at_most("namespace of the snapshot", u64::from(self.snapshot_namespace.get()), last)?;
         at_most("length of a namespace", self.used_len.get(), MAX_NAMESPACE_BYTES)?;
@@ -253,11 +249,9 @@ pub const TYPED_COLUMNS: u64 = 1;
 /// Bit of `features_to_write`: chunks have the [types of fields](crate::format::field_type). A release that does not
 /// know them would omit them from the chunks that it writes.
 pub const FIELD_TYPES: u64 = 2;
-
 /// Bit of `features_to_write`: the image records its [origins](crate::format::record). A release that does not know
 /// them would lose them.
 pub const ORIGINS: u64 = 4;
-
 /// Offsets of copies A and B. B is so far from A that one bad or torn large block does not destroy both, and lies in
 /// the reserved first 36 KiB.
 pub const COPY_OFFSETS: [u64; 2] = [0, 32 << 10];

@@ -1,8 +1,11 @@
-//! The superblocks of an image: selects the usable copy of each namespace, the namespaces that form one image and the
-//! committed generation, classifies bad copies, and orders the writes of a commit. Pure: the caller reads and writes
-//! the blocks.
+//! The superblocks of all namespaces of an image: which namespaces form the image, which generation is committed, and
+//! in which order the superblocks of the next one are written. Pure: the caller reads and writes the blocks.
 //!
-//! An address without `?ns=` names a subsystem, whose namespaces may belong to several images.
+//! [`SuperblockCopies`] decodes the two copies of one namespace. [`choose`] selects the namespaces that form one image:
+//! an address without `?ns=` names a subsystem, whose namespaces may belong to several images. [`select_generation`]
+//! selects the committed generation, and lists bad copies. [`commit_steps`] orders the writes that commit a generation.
+//!
+//! The page of [`format`](super) explains the order of writes, and what a bad copy means.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -33,7 +36,7 @@ impl SuperblockSet {
         &self.superblocks[0]
     }
 
-    /// Returns whether the superblock of namespace 0 replaces this namespace's own, whose copy is bad.
+    /// Returns whether the superblock of namespace 0 replaces that of `namespace`, whose copy is bad.
     pub(crate) fn stands_in(&self, namespace: u16) -> bool {
         let offset_bytes = copy_offset(self.superblock().generation);
         let is_own = |copy: &BadCopy| copy.offset_bytes == offset_bytes;
@@ -81,11 +84,10 @@ impl SuperblockSet {
 pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
-    let superblocks = Vec::new();
-    let unfinished = false;
     let bad_copies = bad_copies(given, &order, zero);
-    let mut opened = SuperblockSet { superblocks, given: order, unfinished, bad_copies };
-    for &index in &opened.given {
+    let mut superblocks = Vec::with_capacity(order.len());
+    let mut unfinished = false;
+    for &index in &order {
         let newest = given[index].newest().expect("put_in_order saw a valid copy");
         let namespace = newest.namespace;
         let stand_in = Superblock { namespace, used_len_bytes: newest.used_len_bytes, ..*zero };
@@ -111,10 +113,10 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet> {
         if !same {
             return Err(contradiction(namespace));
         }
-        opened.unfinished |= newest.generation > zero.generation;
-        opened.superblocks.push(*superblock);
+        unfinished |= newest.generation > zero.generation;
+        superblocks.push(*superblock);
     }
-    Ok(opened)
+    Ok(SuperblockSet { superblocks, given: order, unfinished, bad_copies })
 }
 
 /// For each namespace of the image, its index in `given`. Checks that all are present, none twice, all of one image.
@@ -145,7 +147,7 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
         }
         let namespace = superblock.namespace;
         match order.get_mut(usize::from(namespace)) {
-            Some(place @ None) => *place = Some(index),
+            Some(slot @ None) => *slot = Some(index),
             Some(Some(first)) => {
                 return Err(invalid(format!(
                     "namespaces {first} and {index} of the list are both namespace {namespace} of the image"
@@ -154,8 +156,8 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
             None => return Err(contradiction(namespace)),
         }
     }
-    let find = |(namespace, place): (usize, Option<usize>)| {
-        place.ok_or_else(|| {
+    let find = |(namespace, index): (usize, Option<usize>)| {
+        index.ok_or_else(|| {
             invalid(format!(
                 "the image has {num_namespaces} namespaces; namespace {namespace} was not given"
             ))
@@ -165,119 +167,11 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
     order.into_iter().enumerate().map(find).collect()
 }
 
-/// The error if the superblocks of two namespaces contradict each other.
-fn contradiction(namespace: u16) -> Error {
-    let text = format!(
-        "the superblocks of namespaces 0 and {namespace} of the image contradict each other"
-    );
-    Error::new(ErrorKind::Corrupt, text)
-}
-
-/// The error if both copies of a namespace are unusable. `source` is the reason of one of them.
-fn damaged(given: usize, source: FormatError) -> Error {
-    let is_of_later_release = matches!(source, FormatError::Version { .. });
-    let kind = Error::from(source.clone()).kind();
-    let text = format!("namespace {given} of the list has no valid superblock");
-    let error = Error::new(kind, text).source(source);
-    if is_of_later_release {
-        error
-    } else {
-        error.hint("dlfs rebuild finds the samples by their chunks")
-    }
-}
-
-/// The error for a saved snapshot of a generation other than the `opened` one.
-#[doc(hidden)]
-pub fn saved_at_another_generation(saved: Generation, opened: Generation) -> Error {
-    let stale = |text| Error::new(ErrorKind::Stale, text);
-    if saved > opened {
-        let text = format!(
-            "the snapshot belongs to generation {saved}, and the image opened at {opened}: its \
-             newest superblock may be damaged"
-        );
-        return stale(text).hint("dlfs verify checks it; dlfs rebuild finds the newest generation");
-    }
-    let text = format!("the snapshot belongs to generation {saved}, and the image is at {opened}");
-    stale(text).hint("save it again: dlfs snapshot save")
-}
-
-/// One step of a commit. The caller completes each step before the next one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CommitStep {
-    /// Flush this namespace.
-    Flush {
-        /// Index in the image.
-        namespace: u16,
-    },
-    /// Write this block.
-    Write {
-        /// Index in the image.
-        namespace: u16,
-        /// First byte.
-        offset_bytes: u64,
-        /// The encoded superblock.
-        block: Box<[u8; SUPERBLOCK_BYTES]>,
-    },
-}
-
-/// The steps that commit a generation whose chunks, record and snapshot are written but not yet flushed.
-/// `superblocks` has one entry for each namespace, in the image's order. The last write commits the
-/// generation; the last step makes it durable.
-pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
-    let flush = |superblock: &Superblock| CommitStep::Flush { namespace: superblock.namespace };
-    let write = |superblock: &Superblock| CommitStep::Write {
-        namespace: superblock.namespace,
-        offset_bytes: copy_offset(superblock.generation),
-        block: Box::new(superblock.encode()),
-    };
-    let (zero, others) = superblocks.split_at(1.min(superblocks.len()));
-    let mut steps: Vec<CommitStep> = superblocks.iter().map(flush).collect();
-    for group in [others, zero] {
-        steps.extend(group.iter().map(write));
-        steps.extend(group.iter().map(flush));
-    }
-    steps
-}
-
 /// The two superblock copies of one namespace, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuperblockCopies {
     /// Copies A and B: the superblock, or the reason why it is unusable.
     pub copies: [Result<Superblock, FormatError>; 2],
-}
-
-/// A copy that should hold a superblock but does not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadCopy {
-    /// Index of the namespace in the image.
-    pub namespace: u16,
-    /// Offset of the copy.
-    pub offset_bytes: u64,
-    /// The reason why it is bad.
-    pub error: FormatError,
-    /// True if the copy may have held a newer generation than the opened one.
-    pub may_be_newer: bool,
-}
-
-impl BadCopy {
-    /// Advice for a user who reads generation `opened`: the consequences of this bad copy, and the remedy.
-    pub fn advice(&self, opened: Generation) -> String {
-        if self.may_be_newer {
-            format!(
-                "generation {opened} is used, and a newer one may be lost: {self}; `dlfs rebuild` \
-                 looks for it and mends the copy"
-            )
-        } else {
-            format!("{self}; the image does without, `dlfs rebuild` mends it")
-        }
-    }
-}
-
-impl std::fmt::Display for BadCopy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let BadCopy { namespace, offset_bytes, error, .. } = self;
-        write!(f, "superblock copy at byte {offset_bytes} of namespace {namespace}: {error}")
-    }
 }
 
 impl SuperblockCopies {
@@ -318,12 +212,12 @@ impl SuperblockCopies {
         Ok(SuperblockCopies { copies: [copy(0)?, copy(1)?] })
     }
 
-    /// The valid copy of the newest generation.
+    /// The valid copy of the newest generation; `None` if no copy is valid.
     pub fn newest(&self) -> Option<&Superblock> {
         self.copies.iter().flatten().max_by_key(|copy| copy.generation)
     }
 
-    /// The valid copy of `generation`.
+    /// The valid copy of `generation`; `None` if there is none.
     pub fn of(&self, generation: Generation) -> Option<&Superblock> {
         self.copies.iter().flatten().find(|copy| copy.generation == generation)
     }
@@ -366,16 +260,46 @@ fn is_no_superblock(error: &FormatError) -> bool {
     matches!(error, FormatError::Magic { .. } | FormatError::Blank { .. })
 }
 
-/// The copies that should hold a superblock but do not. `zero` is the committed superblock of namespace 0. `order` maps
-/// the image's namespaces to indexes of `given`.
-pub(super) fn bad_copies(
-    given: &[SuperblockCopies],
-    order: &[usize],
-    zero: &Superblock,
-) -> Vec<BadCopy> {
-    let own = copy_index(zero.generation);
-    let other = 1 - copy_index(zero.generation);
-    // The first generation has no other copy; a rebuild may have declared the other copy void.
+/// A copy that should hold a superblock but does not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadCopy {
+    /// Index of the namespace in the image.
+    pub namespace: u16,
+    /// Offset of the copy.
+    pub offset_bytes: u64,
+    /// The reason why it is bad.
+    pub error: FormatError,
+    /// True if the copy may have held a newer generation than the opened one.
+    pub may_be_newer: bool,
+}
+
+impl BadCopy {
+    /// Advice for a user who reads generation `opened`: the consequences of this bad copy, and the remedy.
+    pub fn advice(&self, opened: Generation) -> String {
+        if self.may_be_newer {
+            format!(
+                "generation {opened} is used, and a newer one may be lost: {self}; `dlfs rebuild` \
+                 looks for it and mends the copy"
+            )
+        } else {
+            format!("{self}; the image does without, `dlfs rebuild` mends it")
+        }
+    }
+}
+
+impl std::fmt::Display for BadCopy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let BadCopy { namespace, offset_bytes, error, .. } = self;
+        write!(f, "superblock copy at byte {offset_bytes} of namespace {namespace}: {error}")
+    }
+}
+
+/// The copies that should hold a superblock but do not. `zero` is the committed superblock of namespace 0. `order` has
+/// the index in `given` of each namespace of the image.
+fn bad_copies(given: &[SuperblockCopies], order: &[usize], zero: &Superblock) -> Vec<BadCopy> {
+    let opened = copy_index(zero.generation);
+    let other = 1 - opened;
+    // The first generation has no other copy; a superblock may declare the other copy void.
     let other_is_void =
         zero.generation == Generation(1) || zero.optional_features & OTHER_COPY_VOID != 0;
     // A commit writes the other namespaces first, so an older copy on one of them proves that namespace 0 did not
@@ -383,10 +307,10 @@ pub(super) fn bad_copies(
     let is_older = |copies: &SuperblockCopies| {
         copies.copies[other].as_ref().is_ok_and(|copy| copy.generation < zero.generation)
     };
-    let is_vouched_for = order[1..].iter().any(|&index| is_older(&given[index]));
+    let older_exists = order[1..].iter().any(|&index| is_older(&given[index]));
     let mut bad = Vec::new();
     for (namespace, &index) in (0..).zip(order) {
-        for at in [own, other] {
+        for at in [opened, other] {
             let Err(error) = &given[index].copies[at] else { continue };
             if at == other && other_is_void && matches!(error, FormatError::Blank { .. }) {
                 continue;
@@ -395,19 +319,19 @@ pub(super) fn bad_copies(
                 namespace,
                 offset_bytes: COPY_OFFSETS[at],
                 error: error.clone(),
-                may_be_newer: namespace == 0 && at == other && !is_vouched_for,
+                may_be_newer: namespace == 0 && at == other && !older_exists,
             });
         }
     }
     bad
 }
 
-/// An opened namespace that may belong to the image.
+/// A connected namespace that may belong to the image.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     /// Superblock copies of the namespace.
     pub copies: SuperblockCopies,
-    /// Set if the user's address names this namespace with `?ns=`; otherwise the address names only its subsystem.
+    /// True if the user's address names this namespace with `?ns=`; false if it names only the subsystem.
     pub is_named: bool,
 }
 
@@ -443,7 +367,6 @@ pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
         None => images.keys().next().copied(),
     };
     let is_of = |candidate: &Candidate| image.is_some() && uuid(candidate) == image;
-    let is_chosen = |candidate: &Candidate| candidate.is_named || is_of(candidate);
     let count = candidates.iter().filter(|candidate| is_of(candidate)).count();
     let whole = candidates.iter().find(|candidate| is_of(candidate));
     let whole = whole.and_then(|candidate| candidate.copies.newest());
@@ -453,9 +376,83 @@ pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
     };
     let chosen = (0..candidates.len()).filter(|&at| {
         let candidate = &candidates[at];
-        is_chosen(candidate) || is_damaged(candidate)
+        candidate.is_named || is_of(candidate) || is_damaged(candidate)
     });
     Ok(chosen.collect())
+}
+
+/// One step of a commit. The caller completes each step before the next one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommitStep {
+    /// Flush this namespace.
+    Flush {
+        /// Index in the image.
+        namespace: u16,
+    },
+    /// Write this block.
+    Write {
+        /// Index in the image.
+        namespace: u16,
+        /// First byte.
+        offset_bytes: u64,
+        /// The encoded superblock.
+        block: Box<[u8; SUPERBLOCK_BYTES]>,
+    },
+}
+
+/// The steps that commit a generation whose chunks, record and snapshot are written but not yet flushed.
+/// `superblocks` has one entry for each namespace, in the image's order. The last write commits the
+/// generation; the last step makes it durable.
+pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
+    let flush = |superblock: &Superblock| CommitStep::Flush { namespace: superblock.namespace };
+    let write = |superblock: &Superblock| CommitStep::Write {
+        namespace: superblock.namespace,
+        offset_bytes: copy_offset(superblock.generation),
+        block: Box::new(superblock.encode()),
+    };
+    let (zero, others) = superblocks.split_at(1.min(superblocks.len()));
+    let mut steps: Vec<CommitStep> = superblocks.iter().map(flush).collect();
+    for group in [others, zero] {
+        steps.extend(group.iter().map(write));
+        steps.extend(group.iter().map(flush));
+    }
+    steps
+}
+
+/// The error if the superblocks of two namespaces contradict each other.
+fn contradiction(namespace: u16) -> Error {
+    let text = format!(
+        "the superblocks of namespaces 0 and {namespace} of the image contradict each other"
+    );
+    Error::new(ErrorKind::Corrupt, text)
+}
+
+/// The error if both copies of a namespace are unusable. `source` is the reason of one of them.
+fn damaged(given: usize, source: FormatError) -> Error {
+    let is_of_later_release = matches!(source, FormatError::Version { .. });
+    let kind = Error::from(source.clone()).kind();
+    let text = format!("namespace {given} of the list has no valid superblock");
+    let error = Error::new(kind, text).source(source);
+    if is_of_later_release {
+        error
+    } else {
+        error.hint("dlfs rebuild finds the samples by their chunks")
+    }
+}
+
+/// The error for a saved snapshot of a generation other than the `opened` one.
+#[doc(hidden)]
+pub fn saved_at_another_generation(saved: Generation, opened: Generation) -> Error {
+    let stale = |text| Error::new(ErrorKind::Stale, text);
+    if saved > opened {
+        let text = format!(
+            "the snapshot belongs to generation {saved}, and the image opened at {opened}: its \
+             newest superblock may be damaged"
+        );
+        return stale(text).hint("dlfs verify checks it; dlfs rebuild finds the newest generation");
+    }
+    let text = format!("the snapshot belongs to generation {saved}, and the image is at {opened}");
+    stale(text).hint("save it again: dlfs snapshot save")
 }
 
 /// Advice for the error that there is no image.

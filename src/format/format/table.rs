@@ -59,11 +59,13 @@ pub(crate) mod kind {
 pub(crate) struct Row {
     pub(crate) id: u64,
     pub(crate) label: Option<i64>,
+    /// Length of the record in bytes, and its CRC32C.
     pub(crate) len: u32,
     pub(crate) crc32c: u32,
-    /// Start of the name in [`Table::names`].
+    /// Start and length of the name in [`Table::names`].
     name_at: u32,
     name_len: u16,
+    /// True if only the slot is left of a deleted sample.
     pub(crate) purged: bool,
 }
 
@@ -71,6 +73,7 @@ pub(crate) struct Row {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
+    /// The names of all rows, one after the other.
     names: Vec<u8>,
     /// Checksums of the pieces of all large records, one after the other; empty if not known.
     pub(crate) pieces: Vec<u32>,
@@ -198,7 +201,7 @@ impl Table {
     }
 
     /// Appends the column of piece checksums, if there are any and `out` then has at most `max_len` bytes.
-    pub(crate) fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
+    fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
         let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
         if expected == 0 || self.pieces.len() != expected {
             return;
@@ -230,6 +233,7 @@ impl Table {
         out
     }
 
+    /// Decodes the column of piece checksums; ignores it if its pieces have another length.
     fn read_pieces(&mut self, mut from: Cursor<'_>) -> Result<(), FormatError> {
         if from.number()? != u64::from(PIECE_BYTES.ilog2()) {
             return Ok(());
@@ -273,6 +277,7 @@ impl Table {
         sum
     }
 
+    /// Appends the names in this order, front-coded.
     fn put_names(&self, order: &[u16], out: &mut Vec<u8>) {
         let mut before: &[u8] = b"";
         for &index in order {
@@ -365,6 +370,7 @@ impl Table {
 struct Columns<'a>(Vec<(u64, &'a [u8])>);
 
 impl<'a> Columns<'a> {
+    /// Divides a table into its columns. Refuses unknown kinds that may not be ignored.
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
         let mut cursor = Cursor::new("columns of a chunk", bytes);
         let mut found = Vec::new();
@@ -446,12 +452,14 @@ fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
 /// for any order of the samples' names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bound {
+    /// The most bytes of lengths, checksums and labels.
     values: usize,
     num_samples: usize,
+    /// Bytes of all names before front coding, and the number of nonempty names.
     names: usize,
     num_names: usize,
     any_label: bool,
-    /// The common prefix of all names.
+    /// The common prefix of all nonempty names.
     prefix: Vec<u8>,
     typed: ColumnBound,
 }
@@ -499,6 +507,7 @@ impl Bound {
         self.names
     }
 
+    /// Length of the common prefix of all nonempty names, with `name` among them.
     fn prefix_with(&self, name: &[u8]) -> usize {
         match self.num_names {
             0 => name.len(),
@@ -563,9 +572,9 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
 /// Minimum bytes of a sample in a table: 1 for its length, 4 for its checksum, and 1 for each of two lengths of its
 /// name.
 pub const MIN_ENTRY_BYTES: u64 = 7;
-/// Maximum bytes of the kinds and lengths of all columns, and of the number of the part's samples.
-const COLUMN_HEADS: usize = KNOWN_KINDS * 6 + 10;
-const KNOWN_KINDS: usize = kind::NAMES as usize + 1;
+/// Maximum bytes of the kinds and lengths of all columns up to the names, and of the number of the part's samples. One
+/// column more than there are: a smaller bound would move the ends of chunks.
+const COLUMN_HEADS: usize = (kind::NAMES as usize + 1) * 6 + 10;
 /// Maximum bytes of the kind and length of the column of pieces.
 const PIECES_HEAD: usize = 6;
 
