@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::directory::columns::{
     Checkpoint, ChecksumsAside, Columns, KeepsAside, LOST, PAGE, RawChunk, STRIDE, Walk,
 };
 use crate::directory::ids::DeletedSet;
-use crate::directory::names::{Names, NamesWriter};
+use crate::directory::names::Names;
+use crate::directory::names_writer::NamesWriter;
 use crate::directory::tree::{Tree, TreeEntry};
 use crate::directory::typed::{LabelRange, Labels, NO_LABEL, TypedColumns};
 use crate::directory::{Bytes, Column, Directory, IdSet, ImageMetadata, Learned};
@@ -36,13 +37,14 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 #[derive(Debug, Default)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
-    /// The directory that the columns below continue.
+    /// The directory that the columns below continue: they have only the slots after those of the base.
     base: Option<Directory>,
     parts: Vec<Part>,
     /// Time of the oldest chunk of each part.
     started_ns: Vec<u64>,
     chunks: Vec<RawChunk>,
     checkpoints: Vec<Checkpoint>,
+    /// Lengths and checksums by slot, as u32, little-endian.
     lengths: Vec<u8>,
     checksums: Vec<u8>,
     /// External storage that replaces `checksums`.
@@ -72,10 +74,11 @@ pub struct DirectoryBuilder {
 }
 
 /// Ids and names by slot, from the first slot on whose id differs from its slot number.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shuffled {
     first_slot: u64,
     ids: Vec<u64>,
+    /// The end of each name in `name_text`.
     name_ends: Vec<u64>,
     name_text: Vec<u8>,
 }
@@ -83,20 +86,20 @@ struct Shuffled {
 /// Appends the name of a sample to a buffer.
 type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
 
-/// A sample of a chunk without a header.
+/// A sample of a chunk without a header: see [`DirectoryBuilder::add_run`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RunSample<'a> {
-    /// Its name.
+    /// Name of the sample.
     pub name: &'a [u8],
-    /// Length of its record.
+    /// Length of the record.
     pub len_bytes: u32,
-    /// Checksum of its record; 0 if it is not known.
+    /// CRC32C of the record; 0 if it is not known.
     pub crc32c: u32,
-    /// Its label, if it has one.
+    /// Label, if the sample has one.
     pub label: Option<i64>,
-    /// Its values in the typed columns.
+    /// Values in the typed columns.
     pub values: RowValues<'a>,
-    /// Set if it counts as deleted; then it has no name.
+    /// True if the sample counts as deleted; then it has no name.
     pub deleted: bool,
 }
 
@@ -142,7 +145,7 @@ impl DirectoryBuilder {
     /// # Panics
     /// If the builder has samples already.
     pub fn with_checksums_aside(self, kept: Box<dyn KeepsAside>) -> DirectoryBuilder {
-        assert!(self.next_slot() == Slot(0), "all checksums are kept in one place");
+        assert!(self.next_slot() == Slot(0), "all checksums are kept in the same storage");
         DirectoryBuilder { aside: Some(ChecksumsAside::new(kept)), ..self }
     }
 
@@ -245,11 +248,7 @@ impl DirectoryBuilder {
                 self.chunks.push(RawChunk {
                     first_slot: slot.into(),
                     cell: LOST.into(),
-                    generation: 0.into(),
-                    sequence: 0.into(),
-                    pages: 0.into(),
-                    data_page: 0.into(),
-                    namespace: 0.into(),
+                    ..RawChunk::new_zeroed()
                 });
             }
             // The id follows from the part's length, which is known only at the end.
@@ -259,9 +258,9 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds `files`, at most 65,535, each with name, length and label, as one chunk without a header: this is how a
-    /// folder of files is presented as an image, with [`Pack::Paged`](crate::format::Pack::Paged). The files lie one
-    /// after the other from the start of `cell`, each at a multiple of 4,096 bytes.
+    /// Adds `files`, at most 65,535, each with name, length and label, as one chunk without a header. A plain folder is
+    /// presented as an image in this way, with [`Pack::Paged`](crate::format::Pack::Paged): the files lie one after the
+    /// other from the start of `cell`, each at a multiple of 4,096 bytes.
     ///
     /// # Errors
     /// There would be too many samples.
@@ -316,8 +315,7 @@ impl DirectoryBuilder {
             generation: 1.into(),
             sequence: u64::from(self.num_chunks()).into(),
             pages: (end.div_ceil(PAGE) as u32).into(),
-            data_page: 0.into(),
-            namespace: 0.into(),
+            ..RawChunk::new_zeroed()
         });
         let mut walk = Walk::new(self.layout.pack);
         for (id, sample) in (first_slot..).zip(samples) {
@@ -326,7 +324,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// As [`DirectoryBuilder::finish`], but for files: their checksums are computed at the first read.
+    /// As [`DirectoryBuilder::finish`], but for a plain folder: checksums are computed at the first read.
     ///
     /// # Errors
     /// As [`DirectoryBuilder::finish`].
@@ -511,8 +509,7 @@ impl DirectoryBuilder {
             None => self.checksums.extend_from_slice(&new.crc32c.to_le_bytes()),
         }
         if self.shuffled.is_none() && id != slot {
-            let (ids, name_ends, name_text) = Default::default();
-            self.shuffled = Some(Shuffled { first_slot: slot, ids, name_ends, name_text });
+            self.shuffled = Some(Shuffled { first_slot: slot, ..Shuffled::default() });
         }
         match &mut self.shuffled {
             None => self.names.push(new.name),
@@ -525,6 +522,7 @@ impl DirectoryBuilder {
         self.typed.push(value);
     }
 
+    /// Adds the label of the next slot; the labels of earlier slots too if it is the first label.
     fn push_label(&mut self, label: Option<i64>) {
         let before = self.lengths.len() / 4;
         if label.is_some() && self.labels.is_empty() {

@@ -1,42 +1,36 @@
 //! The columns by slot: the location of each sample.
 //!
-//! Offsets are not stored. They are computed from the lengths, by the chunk builder's layout rule, starting at the
-//! nearest checkpoint before the sample.
+//! Offsets are not stored. They are computed from the lengths, by the packing rule of the image, starting at the
+//! nearest checkpoint at or before the sample.
 //!
-//! Columns share their memory ([`Bytes`]). The checksum column can be kept outside memory while a directory is built,
-//! since only the snapshot needs it during an import. Pure: the caller provides the storage ([`KeepsAside`]).
-//!
-//! Bytes read from a namespace are verified by the checksums of the samples in them ([`Intact`]), and samples whose
-//! checksum is stored nowhere by those computed at the first read ([`Learned`]).
+//! The checksum column can be kept outside memory while a directory is built, since only the snapshot needs it during
+//! an import. Pure: the caller provides the storage ([`KeepsAside`]).
 
 use std::fmt::Debug;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::directory::Directory;
+use crate::directory::{Bytes, Directory};
 use crate::format::chunk::ChunkId;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_CHUNK_SAMPLES;
-use crate::format::names::crc32c_append;
 use crate::format::{CellRange, Extent, FormatError, ImageLayout, Pack};
-use dlfs_base::buf::{IoBuf, SealedBytes, SharedBuf};
-use dlfs_base::checksum::crc32c;
+use dlfs_base::checksum::crc32c_append;
 use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// One chunk in the chunk table of a snapshot.
 ///
 /// | bytes  | field        | meaning                                                           |
 /// |--------|--------------|-------------------------------------------------------------------|
-/// | 0..8   | `first_slot` | slot of its first sample; it goes up to the next chunk's          |
-/// | 8..16  | `cell`       | the cell where it begins; all ones: lost, its samples are deleted |
-/// | 16..24 | `generation` | the generation that wrote it                                      |
-/// | 24..32 | `sequence`   | its number within that generation                                 |
-/// | 32..36 | `pages`      | its length in units of 4,096 bytes                                |
-/// | 36..38 | `data_page`  | where its data begins, in units of 4,096 bytes                    |
+/// | 0..8   | `first_slot` | slot of the first sample; the chunk ends at that of the next one  |
+/// | 8..16  | `cell`       | first cell; all ones: the chunk is lost, its samples are deleted  |
+/// | 16..24 | `generation` | the generation that wrote the chunk                               |
+/// | 24..32 | `sequence`   | number of the chunk within that generation                        |
+/// | 32..36 | `pages`      | length of the chunk in units of 4,096 bytes                       |
+/// | 36..38 | `data_page`  | start of the data in the chunk, in units of 4,096 bytes           |
 /// | 38..40 | `namespace`  | index of the namespace                                            |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -53,10 +47,10 @@ const _: () = assert!(size_of::<RawChunk>() == 40);
 
 /// The location of every 32nd slot.
 ///
-/// | bytes | field   | meaning                                             |
-/// |-------|---------|-----------------------------------------------------|
-/// | 0..4  | `chunk` | index of the chunk that the slot is in              |
-/// | 4..8  | `at`    | where the sample begins, from the chunk's data      |
+/// | bytes | field   | meaning                                                        |
+/// |-------|---------|----------------------------------------------------------------|
+/// | 0..4  | `chunk` | index of the slot's chunk in the chunk table                   |
+/// | 4..8  | `at`    | offset of the sample from the start of the chunk's data, bytes |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Checkpoint {
@@ -70,19 +64,19 @@ const _: () = assert!(size_of::<Checkpoint>() == 8);
 pub struct ChunkInfo {
     /// Index of the namespace.
     pub namespace: u16,
-    /// First byte of its header.
+    /// First byte of the header.
     pub offset_bytes: u64,
     /// Bytes of header and samples, a multiple of 4,096. 0: the chunk is lost and has no live sample.
     pub len_bytes: u64,
-    /// Bytes of its header, padding included: the samples begin after it.
+    /// Bytes of the header, padding included: the samples begin after it.
     pub header_bytes: u64,
-    /// Slot of its first sample.
+    /// Slot of the first sample.
     pub first_slot: Slot,
-    /// Samples in it, deleted ones included.
+    /// Number of samples, deleted ones included.
     pub num_slots: u32,
 }
 
-/// Chunk table, checkpoints, lengths and checksums.
+/// Chunk table, checkpoints, lengths and checksums, as on media.
 #[derive(Debug, Clone)]
 pub(crate) struct Columns {
     pub(crate) chunks: Bytes,
@@ -167,6 +161,7 @@ impl Columns {
         }
     }
 
+    /// The index of the chunk that has `slot`.
     pub(crate) fn chunk_of(&self, slot: Slot) -> u32 {
         let table = self.table();
         let checkpoint = self.checkpoints.items::<Checkpoint>()[slot.0 as usize / STRIDE];
@@ -205,6 +200,7 @@ impl Columns {
         (chunk, at)
     }
 
+    /// The slots of chunk `c`.
     pub(crate) fn slots_of(&self, c: u32) -> Range<u64> {
         let table = self.table();
         let next = table.get(c as usize + 1);
@@ -313,6 +309,7 @@ fn lay_out(
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Walk {
     pack: Pack,
+    /// End of the last sample, from the start of the chunk's data.
     end: u64,
 }
 
@@ -383,9 +380,8 @@ impl RawChunk {
     }
 }
 
-/// Returns whether the samples from offset `at` on all have the same length, and this length and `at` are multiples of
-/// 4,096 bytes. Then there is no padding between the samples, and offsets need neither a search nor a branch per
-/// sample.
+/// Returns whether the samples have equal `lengths`, and this length and the offset `at` of the first one are multiples
+/// of 4,096 bytes. Then there is no padding between the samples, and an offset is a product.
 #[inline]
 fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
     let Some(first) = lengths.first() else { return false };
@@ -393,6 +389,7 @@ fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
     differ == 0 && (at | u64::from(first.get())).is_multiple_of(PAGE)
 }
 
+/// The first slot of `chunk`; past the last chunk, a slot above all others.
 #[inline]
 fn first_slot(table: &[RawChunk], chunk: usize) -> usize {
     table.get(chunk).map_or(usize::MAX, |chunk| chunk.first_slot.get() as usize)
@@ -402,9 +399,11 @@ fn first_slot(table: &[RawChunk], chunk: usize) -> usize {
 #[derive(Debug)]
 pub struct ChunkSamples<'a> {
     directory: &'a Directory,
+    /// The slots that are not visited yet.
     slots: Range<u64>,
     walk: Walk,
     namespace: u16,
+    /// Offset of the chunk's data on the namespace, in bytes.
     data_at: u64,
 }
 
@@ -445,94 +444,6 @@ impl Iterator for ChunkSamples<'_> {
     }
 }
 
-/// Shared, immutable bytes: a slice of a buffer that was read from media, built in memory, or mapped from another
-/// process.
-#[derive(Clone)]
-pub struct Bytes {
-    owner: Arc<Owner>,
-    range: Range<usize>,
-}
-
-enum Owner {
-    Heap(Vec<u8>),
-    Shared(SharedBuf),
-    Sealed(Arc<SealedBytes>),
-}
-
-impl Bytes {
-    /// `first`, followed by `second`.
-    pub(crate) fn joined(first: &[u8], second: Vec<u8>) -> Bytes {
-        if first.is_empty() {
-            return second.into();
-        }
-        let mut both = Vec::with_capacity(first.len() + second.len());
-        both.extend_from_slice(first);
-        both.extend_from_slice(&second);
-        both.into()
-    }
-
-    /// The subslice `range`; `None` if it exceeds the bytes.
-    pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
-        self.get(range.clone())?;
-        let start = self.range.start;
-        Some(Bytes { owner: self.owner.clone(), range: start + range.start..start + range.end })
-    }
-
-    /// The bytes as items of an unaligned type; a partial item at the end is ignored.
-    #[inline]
-    pub(crate) fn items<T: FromBytes + Immutable + KnownLayout>(&self) -> &[T] {
-        let bytes: &[u8] = self;
-        let whole = bytes.len() - bytes.len() % size_of::<T>();
-        <[T]>::ref_from_bytes(&bytes[..whole]).expect("whole items of an unaligned type")
-    }
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        match &*self.owner {
-            Owner::Heap(bytes) => &bytes[self.range.clone()],
-            Owner::Shared(bytes) => &bytes[self.range.clone()],
-            Owner::Sealed(bytes) => &bytes[self.range.clone()],
-        }
-    }
-}
-
-impl From<Vec<u8>> for Bytes {
-    fn from(bytes: Vec<u8>) -> Bytes {
-        let range = 0..bytes.len();
-        Bytes { owner: Arc::new(Owner::Heap(bytes)), range }
-    }
-}
-
-impl From<SharedBuf> for Bytes {
-    fn from(bytes: SharedBuf) -> Bytes {
-        let range = 0..bytes.len();
-        Bytes { owner: Arc::new(Owner::Shared(bytes)), range }
-    }
-}
-
-impl From<Arc<SealedBytes>> for Bytes {
-    fn from(bytes: Arc<SealedBytes>) -> Bytes {
-        let range = 0..bytes.len();
-        Bytes { owner: Arc::new(Owner::Sealed(bytes)), range }
-    }
-}
-
-impl From<IoBuf> for Bytes {
-    fn from(bytes: IoBuf) -> Bytes {
-        bytes.freeze().into()
-    }
-}
-
-impl std::fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Bytes({})", self.len())
-    }
-}
-
 /// Storage for the bytes of a column, for example a temporary file.
 pub trait KeepsAside: Debug + Send + Sync {
     /// Appends bytes.
@@ -551,6 +462,7 @@ pub(super) struct ChecksumsAside {
     pub(super) kept: Box<dyn KeepsAside>,
     /// Checksums not yet appended to `kept`.
     buffer: Vec<u8>,
+    /// Length and CRC32C of the bytes in `kept`.
     pub(super) len_bytes: u64,
     pub(super) crc32c: u32,
     /// The last nonzero checksum of an empty sample, which is an error; 0 if there is none.
@@ -587,128 +499,11 @@ impl ChecksumsAside {
     }
 }
 
-/// The checksums of a folder's files: known for each file after its first read. Shared by all readers.
-///
-/// The first read of a sample stores its checksum; later reads must match it.
-#[derive(Debug)]
-pub struct Learned {
-    checksums: Vec<AtomicU32>,
-    /// One bit a sample: set if its checksum is known.
-    known: Vec<AtomicU64>,
-}
-
-impl Learned {
-    /// Space for the checksums of `num_samples` samples, all unknown yet: 4.1 bytes each.
-    pub fn new(num_samples: u64) -> Learned {
-        Learned {
-            checksums: (0..num_samples).map(|_| AtomicU32::new(0)).collect(),
-            known: (0..num_samples.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-        }
-    }
-
-    /// Returns whether `found` is the checksum of `sample`; stores it if none is known.
-    pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
-        let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
-        let word = &self.known[(sample.0 / 64) as usize];
-        let bit = 1 << (sample.0 % 64);
-        if word.load(Ordering::Acquire) & bit != 0 {
-            return checksum.load(Ordering::Relaxed) == found;
-        }
-        // 0 means "unknown", so of several threads that read the sample first, one stores its checksum. If the
-        // checksum is 0, all of them store the same 0.
-        let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
-        word.fetch_or(bit, Ordering::Release);
-        before.is_ok() || before == Err(found)
-    }
-
-    /// The checksum of `sample`, if it is known.
-    pub fn get(&self, sample: SampleId) -> Option<u32> {
-        let word = self.known.get((sample.0 / 64) as usize)?;
-        let is_known = word.load(Ordering::Acquire) >> (sample.0 % 64) & 1 == 1;
-        is_known.then(|| self.checksums[sample.0 as usize].load(Ordering::Relaxed))
-    }
-
-    /// Number of known checksums.
-    pub fn count(&self) -> u64 {
-        self.known.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
-    }
-
-    /// Memory, in bytes.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        (self.checksums.len() * 4 + self.known.len() * 8) as u64
-    }
-}
-
-/// Finds the samples in any byte range of an image's namespaces, and verifies their checksums.
-#[derive(Debug)]
-pub struct Intact {
-    directory: Arc<Directory>,
-    /// For each namespace, its chunks by offset: offset of the first byte, end, index of the chunk.
-    chunks: Vec<Vec<(u64, u64, u32)>>,
-}
-
-impl Intact {
-    /// A verifier for the samples of `directory`.
-    pub fn new(directory: Arc<Directory>) -> Intact {
-        let mut chunks = vec![Vec::new(); directory.layout().num_namespaces.into()];
-        for number in 0..directory.num_chunks() {
-            let chunk = directory.chunk(number);
-            let of_namespace: &mut Vec<_> = &mut chunks[usize::from(chunk.namespace)];
-            let end = chunk.offset_bytes + chunk.len_bytes;
-            of_namespace.push((chunk.offset_bytes, end, number));
-        }
-        chunks.iter_mut().for_each(|chunks| chunks.sort_unstable());
-        Intact { directory, chunks }
-    }
-
-    /// Verifies the live samples in `bytes`, which were read from offset `start` of `namespace`. Returns whether all
-    /// of their checksums match the directory.
-    ///
-    /// Skips samples that lie only partly in `bytes`. Skips all samples of a folder of files: their checksums are not
-    /// known in advance. Visits all samples from the beginning of each chunk to the end of `bytes`.
-    pub fn is_intact(&self, namespace: u16, start: u64, bytes: &[u8]) -> bool {
-        if self.directory.learned().is_some() {
-            return true;
-        }
-        let end = start + bytes.len() as u64;
-        let chunks = self.chunks.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
-        let first = chunks.partition_point(|(_, chunk_end, _)| *chunk_end <= start);
-        let overlapping = chunks[first..].iter().take_while(|(chunk_start, ..)| *chunk_start < end);
-        let mut extents = overlapping.flat_map(|(_, _, number)| {
-            let extents = self.directory.samples_in_chunk(*number).map(|(_, extent)| extent);
-            extents.take_while(|extent| extent.offset_bytes < end)
-        });
-        extents.all(|extent| {
-            let sample_end = extent.offset_bytes + u64::from(extent.len_bytes);
-            if extent.offset_bytes < start || sample_end > end {
-                return true;
-            }
-            let from = (extent.offset_bytes - start) as usize;
-            crc32c(&bytes[from..from + extent.len_bytes as usize]) == extent.crc32c
-        })
-    }
-}
-
 /// Slots between two checkpoints.
 pub(crate) const STRIDE: usize = 32;
+/// Unit of lengths in the chunk table, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 /// The cell of a lost chunk: one that a rebuild did not find.
 pub(crate) const LOST: u64 = u64::MAX;
-
+/// Checksums are appended to external storage in pieces of this many bytes.
 const BUFFER_BYTES: usize = 16 << 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_read_sets_the_checksum_and_later_reads_must_match_it() {
-        let learned = Learned::new(70);
-        assert_eq!((learned.get(SampleId(69)), learned.count()), (None, 0));
-        assert!(learned.accepts(SampleId(69), 5) && learned.accepts(SampleId(69), 5));
-        assert!(!learned.accepts(SampleId(69), 6));
-        assert!(learned.accepts(SampleId(0), 0) && !learned.accepts(SampleId(0), 1));
-        assert_eq!((learned.get(SampleId(69)), learned.count()), (Some(5), 2));
-        assert!(!learned.accepts(SampleId(70), 5), "there is no such sample");
-    }
-}

@@ -63,10 +63,10 @@ impl Commit {
         let mut ends = used_lengths(&directory, &location)?;
         let record_end = layout.offset_of(record_range.cell)? + record.len() as u64;
         grow(&mut ends, record_range.namespace, record_end);
-        let of = |is_there, feature| if is_there { feature } else { 0 };
-        let features_to_write = of(!directory.columns().is_empty(), TYPED_COLUMNS)
-            | of(!directory.field_types().is_empty(), FIELD_TYPES)
-            | of(directory.has_origins(), ORIGINS);
+        let bit = |is_used, feature| if is_used { feature } else { 0 };
+        let features_to_write = bit(!directory.columns().is_empty(), TYPED_COLUMNS)
+            | bit(!directory.field_types().is_empty(), FIELD_TYPES)
+            | bit(directory.has_origins(), ORIGINS);
         let superblock = |(namespace, used_len_bytes)| Superblock {
             layout,
             namespace,
@@ -91,9 +91,10 @@ impl Commit {
 }
 
 /// Reserves the cells that must not be overwritten while the next generation is written: all cells that the current
-/// generation reads, and those that it freed, which a reader of the generation before may still read. `directory` and
-/// `superblock` are those of the current generation.
-/// `cells` gives the number of cells of each namespace, if known; freed cells past that end are ignored.
+/// generation reads, and those that it freed, which a reader of the generation before may still read.
+///
+/// `directory` and `superblock` are those of the current generation. `cells` has the number of cells of each namespace,
+/// if known; freed cells past that end are ignored.
 pub fn reserve_current(
     space: &mut Space,
     directory: &Directory,

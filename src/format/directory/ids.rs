@@ -1,5 +1,5 @@
-//! Sets of numbers below a limit, as bitmaps: of ids, and of deleted ids or slots, with counts for fast rank and
-//! select.
+//! Sets of numbers below a limit, as bitmaps: [`IdSet`] can be changed; [`DeletedSet`], the deleted ids or slots of a
+//! directory, cannot, and has counts for fast rank and select.
 
 use std::ops::Range;
 
@@ -139,7 +139,7 @@ fn ranges_of(numbers: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
 /// The 64-bit words of a bitmap that contain `ids`: index of each word, and mask of the ids' bits in it.
 pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     (ids.start / 64..ids.end.div_ceil(64)).map(move |word| {
-        // An empty range may touch one word, without bits.
+        // An empty range within a word yields that word without bits.
         let first = ids.start.max(word * 64) - word * 64;
         let end = ids.end.min((word + 1) * 64) - word * 64;
         let bits = if first < end { (!0 >> (64 - (end - first))) << first } else { 0 };

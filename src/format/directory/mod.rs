@@ -1,6 +1,5 @@
-//! The directory: ids, names and locations of an image's samples, all in memory. Pure.
-//!
-//! So finding a sample needs neither a message nor a system call.
+//! The directory: ids, names and locations of an image's samples, all in memory. So finding a sample needs neither a
+//! message nor a system call. Pure.
 //!
 //! # What it is
 //! Columns and one search tree. Users see a sample's *id*: its position in the source. Its *slot* is its position on
@@ -34,33 +33,40 @@
 //! offset of every sample once and rejects a bad snapshot. [`Directory::check_opened`] checks that every chunk lies
 //! within the used length of its namespace.
 //!
-//! Read `columns.rs` first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs` prepares the last writes of an
-//! import, `rebuild.rs` restores the directory without a snapshot, and `rewritten.rs` makes the directory after a
-//! purge.
+//! Read `columns.rs` first, then `tree.rs`, `names.rs`, `builder.rs`. `snapshot.rs` decodes and encodes a snapshot,
+//! `commit.rs` prepares the last writes of an import, and `rebuild.rs` restores the directory without a snapshot.
+//! `rewritten.rs` makes the directory after a purge, `viewed.rs` that of a view. `intact.rs` verifies samples.
 
 mod builder;
+mod bytes;
 mod columns;
 pub mod commit;
 mod ids;
+mod intact;
+mod listing;
 mod names;
+mod names_writer;
 pub mod rebuild;
 mod rewritten;
 mod snapshot;
 mod tree;
 mod typed;
+mod viewed;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 pub use builder::{DirectoryBuilder, RunSample};
-pub use columns::{Bytes, ChunkInfo, ChunkSamples, KeepsAside};
-pub use columns::{Intact, Learned};
+pub use bytes::Bytes;
+pub use columns::{ChunkInfo, ChunkSamples, KeepsAside};
 pub(crate) use ids::Ones;
 pub use ids::{IdSet, by_word};
-pub use names::{Entry, EntryKind};
-pub use rewritten::{Rewrite, ViewMark};
+pub use intact::{Intact, Learned};
+pub use listing::{Entry, EntryKind};
+pub use rewritten::Rewrite;
 pub use snapshot::SnapshotWriter;
 pub use typed::{Column, Labels};
+pub use viewed::ViewMark;
 
 use crate::format::chunk::ChunkId;
 use crate::format::error::out_of_range;
@@ -93,7 +99,7 @@ pub struct Directory {
     deleted_slots: DeletedSet,
     labels: Option<Labels>,
     typed: TypedColumns,
-    /// Checksums computed at first read, if none are on media.
+    /// Checksums computed at first read; `None` if checksums are on media.
     learned: Option<Arc<Learned>>,
     /// Shared by all generations and views of the image that have the same names.
     names: Arc<OnceLock<Names>>,
@@ -107,10 +113,9 @@ pub struct Directory {
     view: Option<ViewMark>,
 }
 
-/// Metadata of the whole image.
+/// Metadata of the whole image: as in a [`GenerationRecord`], which explains each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct ImageMetadata {
-    /// Time of the oldest chunk of each part.
     started_ns: Vec<u64>,
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
@@ -220,7 +225,7 @@ impl Directory {
         slots.map(|slot| self.columns.crc32c(Slot(slot)))
     }
 
-    /// The slot of the id; `None` if it was not assigned.
+    /// The slot of the id; `None` if the id was not assigned.
     #[inline]
     pub fn slot_of(&self, id: SampleId) -> Option<Slot> {
         Some(self.placements[self.part_of(id.0)?].slot_of(id))
@@ -315,9 +320,9 @@ impl Directory {
         ChunkSamples::new(self, c)
     }
 
-    /// The live sample called `name`; the newest one if there are several.
+    /// The live sample called `name`; the newest one if there are several; `None` if there is none.
     ///
-    /// Compares the name itself, never only its fingerprint.
+    /// Compares whole names, never only fingerprints.
     ///
     /// # Errors
     /// `NotLoaded`: names or lookup tree are still on media; see [`attach_names`](Self::attach_names) and

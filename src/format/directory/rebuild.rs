@@ -70,7 +70,7 @@ pub fn select_chunks(
     // Newest first: a chunk from a purge replaces the older chunks with the same slots, and the chunks of a restarted
     // import replace those of the first attempt.
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.order));
-    let mut chosen: BTreeMap<u64, Candidate> = BTreeMap::new();
+    let mut chosen: BTreeMap<u64, ChunkCandidate> = BTreeMap::new();
     for candidate in candidates {
         let before = chosen.range(..candidate.slots.end).next_back();
         if before.is_none_or(|(_, other)| other.slots.end <= candidate.slots.start) {
@@ -105,12 +105,11 @@ pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Opti
 
 impl ChunkSelection {
     /// Adds the chunks of one part, and the gaps between them as lost slots.
-    fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, Candidate>) {
+    fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, ChunkCandidate>) {
         let mut next = part.first;
         let end = part.first + part.count;
         for candidate in chosen.range(part.first..end).map(|(_, candidate)| candidate) {
-            let same = candidate.part == part.uncounted();
-            if !same || candidate.slots.end > end {
+            if candidate.part != part.uncounted() || candidate.slots.end > end {
                 continue;
             }
             self.add_lost(part, candidate.slots.start - next);
@@ -130,7 +129,7 @@ impl ChunkSelection {
 
 /// A chunk that may belong to the generation.
 #[derive(Debug, Clone)]
-struct Candidate {
+struct ChunkCandidate {
     /// Generation, time and sequence number: the order of writing.
     order: (u64, u64, u64),
     slots: Range<u64>,
@@ -143,12 +142,12 @@ fn candidates(
     base: Option<&Directory>,
     heads: &[ChunkHead],
     record: Option<&GenerationRecord>,
-) -> Vec<Candidate> {
+) -> Vec<ChunkCandidate> {
     let wanted = |head: &ChunkHead| {
         head.kind == ChunkKind::Samples && record.is_none_or(|record| is_of(head, record))
     };
     let of_heads =
-        heads.iter().enumerate().filter(|(_, head)| wanted(head)).map(|(i, head)| Candidate {
+        heads.iter().enumerate().filter(|(_, head)| wanted(head)).map(|(i, head)| ChunkCandidate {
             order: (head.id.generation.0, head.time_ns, head.id.sequence),
             slots: head.first_slot.0..head.end_slot().0,
             part: head.part,
@@ -161,7 +160,7 @@ fn candidates(
         let id = base.chunk_id(c);
         let index = base.part_of(info.first_slot.0).expect("a chunk is of a part");
         let part = base.placements[index].part();
-        Candidate {
+        ChunkCandidate {
             // The base stores no time per chunk. 0 gives a head on media of the same generation priority.
             order: (id.generation.0, 0, id.sequence),
             slots: info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots),
@@ -183,7 +182,7 @@ fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
 /// The parts that the chunks name, for a rebuild without a record. Each part ends where the next one begins. The last
 /// part ends with its last chunk, but covers at least one whole shuffle window: the window's length determines the
 /// slots of its ids.
-fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
+fn parts_of(chosen: &BTreeMap<u64, ChunkCandidate>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for candidate in chosen.values() {
         let Part { first, window, .. } = candidate.part;

@@ -1,10 +1,7 @@
-//! Directories made of another one: after a purge, which rewrites chunks without their deleted samples, and of a view.
+//! The directory after a purge, which rewrites chunks without their deleted samples.
 //!
-//! In a purge ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are
-//! cleared. The result equals a directory built from all chunks, but making it takes only a few passes over flat
-//! columns.
-//!
-//! In a view all other samples are marked as deleted.
+//! Ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are cleared. The
+//! result equals a directory built from all chunks, but making it takes only a few passes over flat columns.
 
 use std::sync::Arc;
 
@@ -29,7 +26,7 @@ pub struct Rewrite<'a> {
     pub generation: Generation,
     /// Time of the generation, in ns since 1970.
     pub time_ns: u64,
-    /// The first generation of the purge, which may take several generations.
+    /// The first generation of the purge, which may write several generations.
     pub since: Generation,
 }
 
@@ -79,7 +76,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Drops names, labels, values of typed columns and entries of the tree.
+    /// Drops names, labels, values of typed columns and tree entries of the ids in `dropped`.
     fn drop_names(&mut self, dropped: &IdSet) -> Result<(), FormatError> {
         let num_samples = self.num_samples();
         self.names = Arc::new(self.names()?.without(dropped)?.into());
@@ -121,28 +118,23 @@ impl Directory {
         Ok(table)
     }
 
-    /// The time of the oldest chunk of each part: the purge's, if the purge rewrote all of the part.
+    /// The time of the oldest chunk of each part: the time of the generation, if the purge rewrote all chunks of the
+    /// part that are not lost, and there is one.
     fn started_ns(&self, table: &[RawChunk], rewrite: &Rewrite<'_>) -> Vec<u64> {
         let parts = self.parts().zip(&self.metadata.started_ns);
         let of_part = parts.map(|(part, &started_ns)| {
-            let from = table.partition_point(|chunk| chunk.first_slot.get() < part.first);
-            let chunks = table[from..]
-                .iter()
-                .take_while(|chunk| chunk.first_slot.get() < part.first + part.count)
-                .filter(|chunk| !chunk.is_lost());
-            let is_old = |chunk: &RawChunk| chunk.generation.get() < rewrite.since.0;
-            let mut any = false;
-            let mut any_old = false;
-            for chunk in chunks {
-                (any, any_old) = (true, any_old || is_old(chunk));
-            }
-            if any && !any_old { rewrite.time_ns } else { started_ns }
+            let first = |slot| table.partition_point(|chunk| chunk.first_slot.get() < slot);
+            let chunks = &table[first(part.first)..first(part.first + part.count)];
+            let there = chunks.iter().filter(|chunk| !chunk.is_lost());
+            let oldest = there.map(|chunk| chunk.generation.get()).min();
+            let is_rewritten = oldest.is_some_and(|oldest| oldest >= rewrite.since.0);
+            if is_rewritten { rewrite.time_ns } else { started_ns }
         });
         of_part.collect()
     }
 }
 
-/// The checkpoints: the position of every 32nd slot.
+/// The checkpoints of samples with these `lengths` in the chunks of `table`.
 fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoint> {
     let lengths = lengths.items::<U32>();
     let mut checkpoints = Vec::with_capacity(lengths.len().div_ceil(STRIDE));
@@ -152,51 +144,10 @@ fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoin
         for slot in chunk.first_slot.get()..end {
             let at = walk.step(lengths[slot as usize].get());
             if slot.is_multiple_of(STRIDE as u64) {
-                let chunk = (index as u32).into();
-                let at = (at as u32).into();
-                checkpoints.push(Checkpoint { chunk, at });
+                let chunk = index as u32;
+                checkpoints.push(Checkpoint { chunk: chunk.into(), at: (at as u32).into() });
             }
         }
     }
     checkpoints
-}
-
-/// Identifies the view that a directory belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ViewMark {
-    /// The hash of the view's set of samples.
-    pub hash: [u8; 16],
-    /// The number of keyed splits that led to the view.
-    pub splits: u32,
-}
-
-impl Directory {
-    /// The directory of the live samples that are in `members`. Shares the columns with this one.
-    pub(crate) fn viewed(&self, members: &IdSet, mark: ViewMark) -> Directory {
-        let len = self.num_samples();
-        let mut absent = IdSet::full(len);
-        absent.remove_all(members);
-        let slot = |id| self.slot_of(SampleId(id)).expect("all ids below the end have a slot").0;
-        // Compute the slots of the smaller set: absent ids or members.
-        let mut slots = IdSet::new(len);
-        if absent.count() <= members.count() {
-            absent.iter().for_each(|id| _ = slots.insert(slot(id)));
-        } else {
-            slots = IdSet::full(len);
-            members.iter().for_each(|id| slots.remove(slot(id)));
-        }
-        Directory {
-            deleted_ids: absent.into(),
-            deleted_slots: slots.into(),
-            view: Some(mark),
-            ..self.clone()
-        }
-    }
-
-    /// The ids of the live samples.
-    pub(crate) fn live_ids(&self) -> IdSet {
-        let mut live = IdSet::full(self.num_samples());
-        live.remove_all(&self.deleted_ids.to_ids(self.num_samples()));
-        live
-    }
 }

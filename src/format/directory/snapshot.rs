@@ -1,5 +1,6 @@
-//! Snapshots of a directory: decodes, encodes and checks them, and computes the length of each namespace that a
-//! generation uses.
+//! Snapshots of a directory: decodes, encodes and checks them.
+//!
+//! A directory decoded from a part of a snapshot gets its lookup tree, names and origins later (`attach_*`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -192,8 +193,7 @@ impl Directory {
         }
         let head = self.on_media()?;
         let bytes = bytes.into();
-        let base = head.sections.iter().find(is_name).map_or(0, |section| section.offset);
-        let source = Source { head, bytes: &bytes, base, gap: 0..0 };
+        let source = Source { head, bytes: &bytes, base: head.core_len(), gap: 0..0 };
         let order = match head.section(SectionKind::NameOrder) {
             Some(section) => Some((source.bytes_of(section)?, section.param)),
             None => None,
@@ -213,6 +213,7 @@ impl Directory {
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
         let tree = self.tree()?;
         let names = self.names()?;
+        // The kind of each section, its parameter, and its bytes.
         let mut sections: Vec<(SectionKind, u64, Content)> = Vec::new();
         if !self.typed.all().is_empty() || !self.field_types().is_empty() {
             let (bytes, head_len) = self.typed.encode(self.field_types());
@@ -239,11 +240,8 @@ impl Directory {
             sections.extend(set.bits().map(|bits| (kind, 0, bits.clone().into())));
         }
         if let Some(labels) = &self.labels {
-            sections.push((
-                SectionKind::Labels,
-                labels.width_bytes() as u64,
-                labels.shared().clone().into(),
-            ));
+            let width = labels.width_bytes() as u64;
+            sections.push((SectionKind::Labels, width, labels.shared().clone().into()));
         }
         sections.push((SectionKind::NameBlocks, 0, names.blocks.clone().into()));
         sections.push((SectionKind::Names, 0, names.text.clone().into()));
@@ -322,7 +320,8 @@ impl Directory {
         self.check_lost()
     }
 
-    /// Checks that each part begins with a chunk. So a chunk belongs to one part, which `copy_chunk` relies on.
+    /// Checks that a chunk begins at the first slot of each part. So a chunk belongs to one part, as `copy_chunk`
+    /// requires.
     fn check_parts(&self) -> Result<(), FormatError> {
         let table = self.columns.table();
         self.parts().try_for_each(|part| {
@@ -351,6 +350,7 @@ impl Directory {
         equal("live samples of lost chunks", 0, live)
     }
 
+    /// Encodes the section `Facts`.
     fn encode_facts(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let parts: Vec<Part> = self.parts().copied().collect();
@@ -374,7 +374,9 @@ pub struct SnapshotWriter {
 /// The bytes of a section.
 #[derive(Debug)]
 enum Content {
+    /// In memory.
     Here(Bytes),
+    /// The checksums, in external storage.
     Aside(Arc<ChecksumsAside>),
 }
 
@@ -475,7 +477,7 @@ fn overlap(offset: u64, out_len: usize, at: u64, len: u64) -> Option<(Range<usiz
     (start < end).then(|| ((start - offset) as usize..(end - offset) as usize, start - at))
 }
 
-/// Sections in `bytes`, which are a snapshot from offset `base` on, without the range `gap`.
+/// A part of a snapshot: the bytes from offset `base` on, without the range `gap`.
 struct Source<'a> {
     head: &'a SnapshotHead,
     bytes: &'a Bytes,
@@ -484,10 +486,12 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// The location of a section that every snapshot has.
     fn need(&self, kind: SectionKind) -> Result<&Section, FormatError> {
         self.head.section(kind).ok_or(out_of_range("missing section", kind as u64, 0))
     }
 
+    /// The bytes of a section that every snapshot has.
     fn column(&self, kind: SectionKind) -> Result<Bytes, FormatError> {
         self.bytes_of(self.need(kind)?)
     }
@@ -517,10 +521,6 @@ fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), Form
     };
     equal("bytes behind the facts of a snapshot", 0, cursor.len() as u64)?;
     Ok((parts, metadata))
-}
-
-fn is_name(section: &&Section) -> bool {
-    section.kind as u16 >= SectionKind::NameBlocks as u16
 }
 
 fn section_name(kind: SectionKind) -> &'static str {

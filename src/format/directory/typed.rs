@@ -1,8 +1,9 @@
-//! Columns of numbers by id, read without I/O: the labels, and the typed columns, named values of each sample.
+//! Columns of numbers by id, read without I/O: the labels ([`Labels`]), and the typed columns ([`Column`]), whose values
+//! are stored as labels are.
 //!
 //! The values of typed columns have the same bytes in memory as in the snapshot's section. The section begins with the
-//! number of columns. For each column follow its name, the number of its type, the bytes a value and, for type str, the
-//! number of distinct strings and the strings, ascending. Next come the [types of the
+//! number of columns. For each column follow its name, the number of its type, the bytes per value and, for type str,
+//! the number of distinct strings and the strings, ascending. Next come the [types of the
 //! fields](crate::format::field_type), if any field has a type. The values of each column follow, by id, from a
 //! multiple of 8 bytes. Numbers are LEB128; strings have a length prefix.
 //!
@@ -87,7 +88,7 @@ impl Column {
         self.cells.as_bytes()
     }
 
-    /// Bytes a value.
+    /// Bytes per value.
     pub fn width_bytes(&self) -> usize {
         self.cells.width_bytes()
     }
@@ -131,6 +132,7 @@ impl Column {
     }
 }
 
+/// A column of integers in which the first `num_base` ids have the values of `base`.
 fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>) -> Labels {
     let new: Vec<i64> = new.collect();
     let mut range = LabelRange::default();
@@ -140,6 +142,7 @@ fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>)
     ints.unwrap_or_else(|| Labels::absent(count))
 }
 
+/// A column of floats of `N` bytes in which the first `num_base` ids have the values of `base`.
 fn floats_of<'v, const N: usize>(
     base: Option<&Column>,
     num_base: u64,
@@ -165,25 +168,24 @@ fn float_of<const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> f64) -> Opti
 ///
 /// Rows share strings in memory. So each string is looked up by content once, and then found by its address.
 fn texts_of<'v>(values: impl Iterator<Item = Value<'v>>) -> (Labels, Arc<[String]>) {
-    let mut number_of: BTreeMap<&str, i64> = BTreeMap::new();
-    let mut met: BTreeMap<(*const u8, usize), i64> = BTreeMap::new();
+    // Strings are numbered in the order in which they are met, and then by their index in ascending order.
+    let mut by_text: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut by_address: BTreeMap<(*const u8, usize), i64> = BTreeMap::new();
     let numbers = values.map(|value| {
         let Value::Text(text) = value else { return NO_LABEL };
-        *met.entry((text.as_ptr(), text.len())).or_insert_with(|| {
-            let next = number_of.len() as i64;
-            *number_of.entry(text).or_insert(next)
+        *by_address.entry((text.as_ptr(), text.len())).or_insert_with(|| {
+            let next = by_text.len() as i64;
+            *by_text.entry(text).or_insert(next)
         })
     });
-    let mut numbers: Vec<i64> = numbers.collect();
-    let mut in_order = vec![NO_LABEL; number_of.len()];
-    for (&first, place) in number_of.values().zip(0..) {
-        in_order[first as usize] = place;
+    let numbers: Vec<i64> = numbers.collect();
+    let mut index_of = vec![NO_LABEL; by_text.len()];
+    for (&number, index) in by_text.values().zip(0..) {
+        index_of[number as usize] = index;
     }
-    for number in numbers.iter_mut().filter(|number| **number != NO_LABEL) {
-        *number = in_order[*number as usize];
-    }
-    let texts = number_of.into_keys().map(str::to_owned).collect();
-    (ints_of(None, 0, numbers.into_iter()), texts)
+    let texts = by_text.into_keys().map(str::to_owned).collect();
+    let index = |number| if number == NO_LABEL { NO_LABEL } else { index_of[number as usize] };
+    (ints_of(None, 0, numbers.into_iter().map(index)), texts)
 }
 
 /// All typed columns of a directory.
@@ -216,6 +218,7 @@ impl TypedColumns {
         TypedColumns(new.columns().iter().enumerate().map(extended).collect())
     }
 
+    /// A copy of the columns in which ids for which `is_dropped` holds have no value.
     pub(crate) fn without(&self, num_samples: u64, is_dropped: &dyn Fn(u64) -> bool) -> Self {
         let columns = self.0.iter();
         TypedColumns(columns.map(|column| column.without(num_samples, is_dropped)).collect())
@@ -296,10 +299,11 @@ impl TypedColumns {
     }
 }
 
-/// Labels of all samples, by id, all as wide as the widest label.
+/// Labels of all samples, by id, all as wide as the widest label. Typed columns store their values in the same form.
 #[derive(Debug, Clone)]
 pub struct Labels {
     bytes: Bytes,
+    /// Bytes per label: 1, 2, 4 or 8.
     width: usize,
 }
 
@@ -355,7 +359,7 @@ impl Labels {
         Ok(Labels { bytes, width })
     }
 
-    /// A column of other values than labels, `width` bytes each.
+    /// A column of values of `width` bytes each, which are not labels.
     pub(super) fn of_width(bytes: Bytes, width: usize) -> Labels {
         Labels { bytes, width }
     }
@@ -377,7 +381,7 @@ impl Labels {
         (label != absent(self.width)).then_some(label)
     }
 
-    /// Bytes a label: 1, 2, 4 or 8.
+    /// Bytes per label: 1, 2, 4 or 8.
     pub fn width_bytes(&self) -> usize {
         self.width
     }
@@ -387,6 +391,7 @@ impl Labels {
         &self.bytes
     }
 
+    /// The column, to be shared.
     pub(crate) fn shared(&self) -> &Bytes {
         &self.bytes
     }
@@ -396,7 +401,7 @@ impl Labels {
     }
 }
 
-/// The smallest and the largest label, if any sample has one.
+/// The smallest and the largest label; `None` if no sample has a label.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LabelRange(Option<i64>, Option<i64>);
 
@@ -418,15 +423,16 @@ fn absent(width: usize) -> i64 {
     i64::MIN >> (64 - width * 8)
 }
 
+/// The largest label in a column of this width.
 fn max(width: usize) -> i64 {
     i64::MAX >> (64 - width * 8)
 }
 
 /// Alignment of the start of a column's values, in bytes.
 const ALIGN: usize = 8;
-const WHAT: &str = "typed columns of a snapshot";
-
+/// The widths of a label, in bytes.
 const WIDTHS: [usize; 4] = [1, 2, 4, 8];
+const WHAT: &str = "typed columns of a snapshot";
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::format::cursor::read_sealed;
 use crate::format::error::at_most;
 use crate::format::geometry::{FORMAT_VERSION, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
-use crate::format::{CellRange, FormatError, ImageLayout};
+use crate::format::{FormatError, ImageLayout};
 use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{Generation, total};
 
@@ -185,10 +185,10 @@ impl Superblock {
     }
 
     /// The cells of the snapshot. It begins at the start of a cell: decoding checks this.
-    pub fn snapshot_range(&self) -> CellRange {
+    pub fn snapshot_range(&self) -> crate::format::CellRange {
         let cell = self.snapshot.offset_bytes / self.layout.cell_bytes();
         let cells = self.layout.cells_of(self.snapshot.len_bytes);
-        CellRange { namespace: self.snapshot.namespace, cell, cells }
+        crate::format::CellRange { namespace: self.snapshot.namespace, cell, cells }
     }
 }
 

@@ -292,7 +292,7 @@ impl Table {
     }
 
     fn decode_columns(head: &ChunkHead, bytes: &[u8]) -> Result<Table, FormatError> {
-        let columns = Columns::split(bytes)?;
+        let columns = EncodedColumns::split(bytes)?;
         let num_samples = usize::from(head.num_samples);
         let mut lengths = columns.need(kind::LENGTHS)?;
         let mut checksums = columns.need(kind::CHECKSUMS)?;
@@ -367,11 +367,11 @@ impl Table {
 }
 
 /// The known columns of a table: kind and bytes.
-struct Columns<'a>(Vec<(u64, &'a [u8])>);
+struct EncodedColumns<'a>(Vec<(u64, &'a [u8])>);
 
-impl<'a> Columns<'a> {
+impl<'a> EncodedColumns<'a> {
     /// Divides a table into its columns. Refuses unknown kinds that may not be ignored.
-    fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
+    fn split(bytes: &'a [u8]) -> Result<EncodedColumns<'a>, FormatError> {
         let mut cursor = Cursor::new("columns of a chunk", bytes);
         let mut found = Vec::new();
         let mut next = 1;
@@ -386,7 +386,7 @@ impl<'a> Columns<'a> {
                 _ => return Err(out_of_range("kind of a column", kind, kind::NAMES)),
             }
         }
-        Ok(Columns(found))
+        Ok(EncodedColumns(found))
     }
 
     fn bytes(&self, kind: u64) -> Option<&'a [u8]> {

@@ -5,9 +5,10 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::directory::Directory;
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
+use crate::format::error::{at_most, enough, out_of_range};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::checksum::{crc32c, crc32c_append};
-use dlfs_base::error::{Error, Result, invalid};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::Generation;
 
 use super::{IdSet, View, other_generation, other_image};
@@ -44,8 +45,9 @@ pub struct ViewFile {
 /// | 56..60 | `reserved_b`  | zero                                               |
 /// | 60..64 | `crc`         | CRC32C of bytes 0..60 and of the bytes that follow |
 ///
-/// For each view follow: name and description, as length-prefixed strings; the number of keyed splits that led to it;
-/// its number of samples; a byte for the kind of its set, 0 or 1; and the set of ids. Numbers and lengths are LEB128.
+/// For each view follow: name and description, as length-prefixed strings; the number of keyed splits that led to the
+/// view; its number of samples; a byte for the kind of its set, 0 or 1; and the set of ids. Numbers and lengths are
+/// LEB128.
 ///
 /// A set of kind 0 is a bitmap of ceil(`num_samples` / 8) bytes: id `i` is bit `i % 8`, counted from the least
 /// significant, of byte `i / 8`. A set of kind 1 is the number of its ranges, and for each range the number of ids
@@ -191,33 +193,27 @@ impl ViewFile {
             return Err(other_generation(generation, open.1));
         }
         if num_samples != open.2 {
-            return Err(out_of_range("number of ids of a view", num_samples, open.2));
+            return Err(out_of_range("number of ids of a view", num_samples, open.2).into());
         }
         let mut cursor = Cursor::new(WHAT, body);
         let mut views = Vec::new();
         for _ in 0..header.num_views.get() {
             let name = utf8(WHAT, cursor.string()?)?.to_owned();
             let made = utf8(WHAT, cursor.string()?)?.to_owned();
-            let splits = cursor.number()?;
-            let splits = u32::try_from(splits)
-                .map_err(|_| out_of_range("splits of a view", splits, u32::MAX.into()))?;
+            let splits = at_most("splits of a view", cursor.number()?, u32::MAX.into())? as u32;
             let count = cursor.number()?;
             let ids = set(&mut cursor, num_samples, count)?;
             views.push(NamedView { name, made, view: View::new(image, generation, ids, splits) });
         }
-        if cursor.len() > 0 {
-            return Err(out_of_range("bytes behind the views", cursor.len() as u64, 0));
-        }
+        at_most("bytes behind the views", cursor.len() as u64, 0)?;
         ViewFile::new(views)
     }
 }
 
+/// Decodes the header at the front of `bytes`. Does not verify the checksum, which covers the whole file.
 fn header(bytes: &[u8]) -> Result<ViewHeader> {
-    let Ok((header, _)) = ViewHeader::read_from_prefix(bytes) else {
-        let expected = VIEW_HEADER_BYTES as u64;
-        let found = bytes.len() as u64;
-        return Err(FormatError::Truncated { what: WHAT, expected, found }.into());
-    };
+    enough(WHAT, VIEW_HEADER_BYTES as u64, bytes.len())?;
+    let (header, _) = ViewHeader::read_from_prefix(bytes).expect("bytes of a header");
     if header.magic != MAGIC {
         return Err(FormatError::Magic { what: WHAT }.into());
     }
@@ -229,6 +225,7 @@ fn header(bytes: &[u8]) -> Result<ViewHeader> {
     Ok(header)
 }
 
+/// Appends a set of ids, in the shorter of the two encodings.
 fn put_set(bytes: &mut Vec<u8>, ids: &IdSet) {
     let len = ids.limit().div_ceil(8) as usize;
     let mut packed = Vec::new();
@@ -266,42 +263,33 @@ fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet> {
                 wide[..bytes.len()].copy_from_slice(bytes);
                 *word = u64::from_le_bytes(wide);
             }
-            if let (Some(last), tail @ 1..) = (ids.words().last(), limit % 64)
-                && last >> tail != 0
-            {
-                return Err(out_of_range("bits behind the ids of a view", last >> tail, 0));
+            if let (Some(last), tail @ 1..) = (ids.words().last(), limit % 64) {
+                at_most("bits behind the ids of a view", last >> tail, 0)?;
             }
             ids
         }
         RANGES => {
-            let num = cursor.count(2)?;
-            let mut ranges = Vec::new();
+            let mut ids = IdSet::new(limit);
             let mut end = 0u64;
-            for at in 0..num {
+            for at in 0..cursor.count(2)? {
                 let skipped = cursor.number()?;
                 let len = cursor.number()?;
                 let start = end.saturating_add(skipped);
                 end = start.saturating_add(len);
                 // Adjacent ranges would be a second encoding of the same set.
                 if len == 0 || at > 0 && skipped == 0 || end > limit {
-                    return Err(out_of_range("range of ids of a view", end, limit));
+                    return Err(out_of_range("range of ids of a view", end, limit).into());
                 }
-                ranges.push(start..end);
+                ids.insert_range(start..end);
             }
-            let mut ids = IdSet::new(limit);
-            ranges.into_iter().for_each(|range| ids.insert_range(range));
             ids
         }
-        kind => return Err(out_of_range("kind of the set of a view", kind.into(), RANGES.into())),
+        kind => return Err(out_of_range("kind of the set of a view", kind, RANGES.into()).into()),
     };
     if ids.count() != count || count == 0 {
-        return Err(out_of_range("number of samples of a view", ids.count(), count));
+        return Err(out_of_range("number of samples of a view", ids.count(), count).into());
     }
     Ok(ids)
-}
-
-fn out_of_range(what: &'static str, value: u64, limit: u64) -> Error {
-    FormatError::OutOfRange { what, value, limit }.into()
 }
 
 /// Checks that a view's name is valid.
@@ -319,17 +307,17 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 /// Bytes of the header.
 pub const VIEW_HEADER_BYTES: usize = 64;
 
+/// Offset of the checksum in the header.
 const CRC_OFFSET: usize = 60;
-
 const MAGIC: [u8; 8] = *b"dlfsview";
-
 const VERSION: u16 = 1;
-
 const WHAT: &str = "file of views";
 
+/// Kinds of sets: a bitmap, or ranges.
 const BITS: u8 = 0;
 const RANGES: u8 = 1;
 
+/// Maximum bytes of the name of a view.
 const MAX_NAME: usize = 255;
 
 #[cfg(test)]

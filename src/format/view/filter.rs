@@ -13,9 +13,10 @@
 //! of type str are compared with strings, bytewise; bools with `true` and `false`, or 1 and 0; f32 values with the
 //! decimal rounded to f32.
 //!
-//! Names are also compared with glob patterns, as in a shell, bytewise.
+//! Names are also compared with glob patterns (`glob.rs`).
 
-use super::text::{Compare, Expr, Problem, Test, Value, number_at, order_of, parse};
+use super::glob::Glob;
+use super::text::{Compare, Expr, Literal, Problem, Test, number_at, order_of, parse};
 use super::{IdSet, not_loaded};
 use crate::directory::{self, Directory, Ones};
 use crate::format::FormatError;
@@ -27,21 +28,22 @@ use dlfs_base::units::SampleId;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
     text: String,
-    root: Node,
+    root: FilterNode,
 }
 
+/// An expression whose columns and classes are looked up. `All` and `Any`: all, or at least one, of the nodes hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Node {
-    All(Vec<Node>),
-    Any(Vec<Node>),
-    Not(Box<Node>),
-    Number { column: Column, ranges: Ranges },
+enum FilterNode {
+    All(Vec<FilterNode>),
+    Any(Vec<FilterNode>),
+    Not(Box<FilterNode>),
+    Number { column: NumberColumn, ranges: Ranges },
     Name(NameTest),
 }
 
 /// A column whose values are compared as integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Column {
+enum NumberColumn {
     Id,
     Label,
     Len,
@@ -56,6 +58,7 @@ struct Ranges {
     is_none: bool,
 }
 
+/// A test of the name; less and greater are bytewise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NameTest {
     /// The names to match, sorted.
@@ -102,18 +105,26 @@ impl Filter {
 }
 
 /// A bitmap of 4,096 consecutive ids.
-type Block = [u64; BLOCK_WORDS];
+type IdBlock = [u64; BLOCK_WORDS];
 
+/// Evaluates a filter over the samples of a directory.
 struct Rows<'a> {
     directory: &'a Directory,
+    /// Scratch memory for a name.
     name: Vec<u8>,
 }
 
 impl Rows<'_> {
-    fn restrict(&mut self, node: &Node, first: u64, block: &mut Block) -> Result<(), FormatError> {
+    /// Clears the bits of the ids for which `node` does not hold. `first` is the first id of the block.
+    fn restrict(
+        &mut self,
+        node: &FilterNode,
+        first: u64,
+        block: &mut IdBlock,
+    ) -> Result<(), FormatError> {
         let directory = self.directory;
         match node {
-            Node::All(nodes) => {
+            FilterNode::All(nodes) => {
                 for node in nodes {
                     if *block == [0; BLOCK_WORDS] {
                         break;
@@ -121,27 +132,28 @@ impl Rows<'_> {
                     self.restrict(node, first, block)?;
                 }
             }
-            Node::Any(nodes) => {
-                let mut open = *block;
+            FilterNode::Any(nodes) => {
+                // The ids for which no node has held so far.
+                let mut rest = *block;
                 for node in nodes {
-                    let mut held = open;
+                    let mut held = rest;
                     self.restrict(node, first, &mut held)?;
-                    open.iter_mut().zip(held).for_each(|(open, held)| *open &= !held);
+                    remove(&mut rest, &held);
                 }
-                block.iter_mut().zip(open).for_each(|(word, open)| *word &= !open);
+                remove(block, &rest);
             }
-            Node::Not(node) => {
+            FilterNode::Not(node) => {
                 let mut held = *block;
                 self.restrict(node, first, &mut held)?;
-                block.iter_mut().zip(held).for_each(|(word, held)| *word &= !held);
+                remove(block, &held);
             }
-            Node::Number { column, ranges } => match column {
-                Column::Id => keep(first, block, |id| ranges.has(Some(id as i64))),
-                Column::Label => match directory.labels() {
+            FilterNode::Number { column, ranges } => match column {
+                NumberColumn::Id => keep(first, block, |id| ranges.has(Some(id as i64))),
+                NumberColumn::Label => match directory.labels() {
                     Some(labels) => keep(first, block, |id| ranges.has(labels.get(id))),
                     None => keep(first, block, |_| ranges.has(None)),
                 },
-                Column::Typed(at) => {
+                NumberColumn::Typed(at) => {
                     let column = &directory.columns()[*at];
                     if column.kind().is_float() {
                         keep(first, block, |id| ranges.has(column.float(id).map(order_of)))
@@ -149,11 +161,11 @@ impl Rows<'_> {
                         keep(first, block, |id| ranges.has(column.int(id)))
                     }
                 }
-                Column::Len => keep(first, block, |id| {
+                NumberColumn::Len => keep(first, block, |id| {
                     ranges.has(directory.len_bytes(SampleId(id)).map(i64::from))
                 }),
             },
-            Node::Name(test) => {
+            FilterNode::Name(test) => {
                 let mut failed = None;
                 keep(first, block, |id| match directory.name_into(SampleId(id), &mut self.name) {
                     Ok(is_there) => is_there && test.fits(&self.name),
@@ -169,9 +181,14 @@ impl Rows<'_> {
     }
 }
 
+/// Clears the bits of `block` that are set in `other`.
+fn remove(block: &mut IdBlock, other: &IdBlock) {
+    block.iter_mut().zip(other).for_each(|(word, other)| *word &= !other);
+}
+
 /// Clears the bits of the ids for which `fits` is false. `first` is the first id of the block.
 #[inline]
-fn keep(first: u64, block: &mut Block, mut fits: impl FnMut(u64) -> bool) {
+fn keep(first: u64, block: &mut IdBlock, mut fits: impl FnMut(u64) -> bool) {
     for (index, word) in block.iter_mut().enumerate() {
         let base = first + index as u64 * 64;
         let mut kept = 0;
@@ -206,21 +223,24 @@ impl Ranges {
         Ranges { ranges: range.into_iter().collect(), is_none: false }
     }
 
-    /// The numbers for which `test` holds. `number` gives that of a value, and is told whether the comparison is one
-    /// of equality; `None`: no sample has the value. `reason` refuses `none` where it is not taken.
+    /// The numbers for which `test` holds.
+    ///
+    /// `number` converts a literal at a byte offset to a number; its last argument is true if the comparison is one of
+    /// equality. It returns `None` if no sample has the value. `takes_none`: comparisons of equality accept the literal
+    /// `none`. `reason` is the message for a literal `none` that is not accepted.
     fn of_test(
         test: &Test,
         takes_none: bool,
         reason: &str,
-        mut number: impl FnMut(&Value, usize, bool) -> Result<Option<i64>, Problem>,
+        mut number: impl FnMut(&Literal, usize, bool) -> Result<Option<i64>, Problem>,
     ) -> Result<Ranges, Problem> {
         let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
         let mut numbers = Vec::new();
         let mut is_none = false;
         for (value, at) in &test.values {
             match value {
-                Value::None if is_equal && takes_none => is_none = true,
-                Value::None => return Err(Problem::new(*at, reason)),
+                Literal::None if is_equal && takes_none => is_none = true,
+                Literal::None => return Err(Problem::new(*at, reason)),
                 value => numbers.extend(number(value, *at, is_equal)?),
             }
         }
@@ -230,6 +250,7 @@ impl Ranges {
         Ok(Ranges::compared(test.compare, numbers[0]))
     }
 
+    /// These numbers; with `is_none`, also samples without a value.
     fn of(numbers: impl IntoIterator<Item = i64>, is_none: bool) -> Ranges {
         let mut ranges: Vec<(i64, i64)> = numbers.into_iter().map(|one| (one, one)).collect();
         ranges.sort_unstable();
@@ -249,15 +270,20 @@ impl NameTest {
     }
 }
 
-impl Node {
+impl FilterNode {
     /// Relative cost per sample. Cheap tests are evaluated first, so that expensive ones see fewer samples.
     fn cost(&self) -> u32 {
         match self {
-            Node::All(nodes) | Node::Any(nodes) => nodes.iter().map(Node::cost).max().unwrap_or(0),
-            Node::Not(node) => node.cost(),
-            Node::Number { column: Column::Id | Column::Label | Column::Typed(_), .. } => 0,
-            Node::Number { column: Column::Len, .. } => 1,
-            Node::Name(_) => NAME_COST,
+            FilterNode::All(nodes) | FilterNode::Any(nodes) => {
+                nodes.iter().map(FilterNode::cost).max().unwrap_or(0)
+            }
+            FilterNode::Not(node) => node.cost(),
+            FilterNode::Number {
+                column: NumberColumn::Id | NumberColumn::Label | NumberColumn::Typed(_),
+                ..
+            } => 0,
+            FilterNode::Number { column: NumberColumn::Len, .. } => 1,
+            FilterNode::Name(_) => NAME_COST,
         }
     }
 }
@@ -268,40 +294,41 @@ struct Binding<'a> {
 }
 
 impl Binding<'_> {
-    fn node(&self, expr: &Expr) -> Result<Node, Problem> {
+    /// Binds an expression. The nodes of a list are sorted by cost.
+    fn node(&self, expr: &Expr) -> Result<FilterNode, Problem> {
         let list = |list: &[Expr]| {
             let mut nodes =
                 list.iter().map(|expr| self.node(expr)).collect::<Result<Vec<_>, _>>()?;
-            nodes.sort_by_key(Node::cost);
+            nodes.sort_by_key(FilterNode::cost);
             Ok::<_, Problem>(nodes)
         };
         Ok(match expr {
-            Expr::All(nodes) => Node::All(list(nodes)?),
-            Expr::Any(nodes) => Node::Any(list(nodes)?),
-            Expr::Not(inner) => Node::Not(Box::new(self.node(inner)?)),
+            Expr::All(nodes) => FilterNode::All(list(nodes)?),
+            Expr::Any(nodes) => FilterNode::Any(list(nodes)?),
+            Expr::Not(inner) => FilterNode::Not(Box::new(self.node(inner)?)),
             Expr::Test(test) => self.test(test)?,
         })
     }
 
-    fn test(&self, test: &Test) -> Result<Node, Problem> {
+    fn test(&self, test: &Test) -> Result<FilterNode, Problem> {
         let column = match &*test.column {
-            "id" => Column::Id,
-            "label" => Column::Label,
-            "len" => Column::Len,
+            "id" => NumberColumn::Id,
+            "label" => NumberColumn::Label,
+            "len" => NumberColumn::Len,
             "name" => return self.name_test(test),
             other => match self.directory.columns().iter().position(|own| own.name() == other) {
-                Some(at) => Column::Typed(at),
+                Some(at) => NumberColumn::Typed(at),
                 None => return Err(Problem::new(test.at, self.no_column(other))),
             },
         };
-        if column == Column::Label && self.directory.labels().is_none() {
+        if column == NumberColumn::Label && self.directory.labels().is_none() {
             return Err(Problem::new(test.at, "no sample of this data set has a label"));
         }
         if test.compare == Compare::NotEqual {
             let equal = Test { compare: Compare::Equal, ..test.clone() };
-            return Ok(Node::Not(Box::new(self.test(&equal)?)));
+            return Ok(FilterNode::Not(Box::new(self.test(&equal)?)));
         }
-        Ok(Node::Number { column, ranges: self.ranges(test, column)? })
+        Ok(FilterNode::Number { column, ranges: self.ranges(test, column)? })
     }
 
     fn no_column(&self, name: &str) -> String {
@@ -311,18 +338,19 @@ impl Binding<'_> {
         format!("there is no column `{name}`: there are {} and {last}", known.join(", "))
     }
 
-    fn ranges(&self, test: &Test, column: Column) -> Result<Ranges, Problem> {
-        if let Column::Typed(at) = column {
+    /// The values of `column` for which `test` holds.
+    fn ranges(&self, test: &Test, column: NumberColumn) -> Result<Ranges, Problem> {
+        if let NumberColumn::Typed(at) = column {
             return self.typed_ranges(test, &self.directory.columns()[at]);
         }
         if test.compare == Compare::Glob {
             return self.classes_like(test, column);
         }
-        let is_label = column == Column::Label;
+        let is_label = column == NumberColumn::Label;
         let reason = "only `label ==`, `!=` and `in` take `none`";
         Ranges::of_test(test, is_label, reason, |value, at, is_equal| match value {
-            Value::Number(number) => Ok(Some(*number)),
-            Value::Bytes(name) => self.class(test, column, is_equal, (name, at)).map(Some),
+            Literal::Number(number) => Ok(Some(*number)),
+            Literal::Bytes(name) => self.class(test, column, is_equal, (name, at)).map(Some),
             _ => Err(Problem::new(at, format!("`{}` is a whole number", test.column))),
         })
     }
@@ -343,16 +371,18 @@ impl Binding<'_> {
         let reason = "only `==`, `!=` and `in` take `none`";
         Ranges::of_test(test, true, reason, |value, at, is_equal| {
             Ok(Some(match (kind, value) {
-                (ColumnType::Int, Value::Number(number)) => *number,
-                (ColumnType::Float, Value::Number(number)) => order_of(*number as f64),
-                (ColumnType::Float, Value::Decimal(order)) => *order,
-                (ColumnType::Float32, Value::Number(number)) => order_of(f64::from(*number as f32)),
-                (ColumnType::Float32, Value::Decimal(order)) => {
+                (ColumnType::Int, Literal::Number(number)) => *number,
+                (ColumnType::Float, Literal::Number(number)) => order_of(*number as f64),
+                (ColumnType::Float, Literal::Decimal(order)) => *order,
+                (ColumnType::Float32, Literal::Number(number)) => {
+                    order_of(f64::from(*number as f32))
+                }
+                (ColumnType::Float32, Literal::Decimal(order)) => {
                     order_of(f64::from(number_at(*order) as f32))
                 }
-                (ColumnType::Bool, Value::Bool(is_true)) if is_equal => (*is_true).into(),
-                (ColumnType::Bool, Value::Number(bit @ 0..=1)) if is_equal => *bit,
-                (ColumnType::Text, Value::Bytes(bytes)) => {
+                (ColumnType::Bool, Literal::Bool(is_true)) if is_equal => (*is_true).into(),
+                (ColumnType::Bool, Literal::Number(bit @ 0..=1)) if is_equal => *bit,
+                (ColumnType::Text, Literal::Bytes(bytes)) => {
                     // Texts are in order, and need not have this one.
                     let less = texts.partition_point(|text| text.as_bytes() < &bytes[..]) as i64;
                     let same = texts.partition_point(|text| text.as_bytes() <= &bytes[..]) as i64;
@@ -376,16 +406,16 @@ impl Binding<'_> {
         })
     }
 
-    /// The label of the class called `name`.
+    /// The label of the class called `name`, a string at byte offset `at`. `is_equal`: the comparison is one of equality.
     fn class(
         &self,
         test: &Test,
-        column: Column,
+        column: NumberColumn,
         is_equal: bool,
         (name, at): (&[u8], usize),
     ) -> Result<i64, Problem> {
         let classes = self.directory.classes();
-        if column != Column::Label {
+        if column != NumberColumn::Label {
             let what = format!("{} is a number, and this is a string", test.column);
             return Err(Problem::new(at, what));
         }
@@ -411,230 +441,53 @@ impl Binding<'_> {
     }
 
     /// The labels of the classes whose names match the pattern.
-    fn classes_like(&self, test: &Test, column: Column) -> Result<Ranges, Problem> {
+    fn classes_like(&self, test: &Test, column: NumberColumn) -> Result<Ranges, Problem> {
         let (glob, at) = self.glob(test)?;
         let classes = self.directory.classes();
-        if column != Column::Label || classes.is_empty() {
+        if column != NumberColumn::Label || classes.is_empty() {
             return Err(Problem::new(at, "`glob` compares names, and the labels of named classes"));
         }
         let fits = classes.iter().enumerate().filter(|(_, class)| glob.fits(class));
         Ok(Ranges::of(fits.map(|(label, _)| label as i64), false))
     }
 
+    /// The pattern of a `glob` test, and its byte offset.
     fn glob(&self, test: &Test) -> Result<(Glob, usize), Problem> {
         let (value, at) = &test.values[0];
-        let Value::Bytes(pattern) = value else {
+        let Literal::Bytes(pattern) = value else {
             return Err(Problem::new(*at, "a pattern is a string in quotes"));
         };
         Ok((Glob::parse(pattern).map_err(|what| Problem::new(*at, what))?, *at))
     }
 
-    fn name_test(&self, test: &Test) -> Result<Node, Problem> {
+    fn name_test(&self, test: &Test) -> Result<FilterNode, Problem> {
         if test.compare == Compare::Glob {
-            return Ok(Node::Name(NameTest::Glob(self.glob(test)?.0)));
+            return Ok(FilterNode::Name(NameTest::Glob(self.glob(test)?.0)));
         }
-        let name = |(value, at): &(Value, usize)| match value {
-            Value::Bytes(name) => Ok(name.clone()),
+        let name = |(value, at): &(Literal, usize)| match value {
+            Literal::Bytes(name) => Ok(name.clone()),
             _ => Err(Problem::new(*at, "a name is a string in quotes")),
         };
         let mut names = test.values.iter().map(name).collect::<Result<Vec<_>, _>>()?;
         names.sort_unstable();
         let first = names[0].clone();
-        let not = |test| Node::Not(Box::new(Node::Name(test)));
+        let not = |test| FilterNode::Not(Box::new(FilterNode::Name(test)));
         Ok(match test.compare {
-            Compare::Equal | Compare::In => Node::Name(NameTest::In(names)),
+            Compare::Equal | Compare::In => FilterNode::Name(NameTest::In(names)),
             Compare::NotEqual => not(NameTest::In(names)),
-            Compare::Less => Node::Name(NameTest::Less(first)),
+            Compare::Less => FilterNode::Name(NameTest::Less(first)),
             Compare::GreaterOrEqual => not(NameTest::Less(first)),
-            Compare::Greater => Node::Name(NameTest::Greater(first)),
+            Compare::Greater => FilterNode::Name(NameTest::Greater(first)),
             _ => not(NameTest::Greater(first)),
         })
-    }
-}
-
-/// A pattern: `*` matches any bytes, slashes too; `?` matches one byte; `[a-z]` matches one byte in the set, `[!a-z]`
-/// or `[^a-z]` one byte not in it; a backslash escapes the next byte.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Glob {
-    parts: Vec<Part>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
-    Byte(u8),
-    Any,
-    Set { ranges: Vec<(u8, u8)>, is_negated: bool },
-    Star,
-}
-
-impl Glob {
-    /// Parses `text` as a pattern.
-    ///
-    /// # Errors
-    /// `text` is not a valid pattern; the message says why.
-    pub(super) fn parse(text: &[u8]) -> Result<Glob, &'static str> {
-        let mut parts = Vec::new();
-        let mut rest = text.iter().copied();
-        while let Some(byte) = rest.next() {
-            parts.push(match byte {
-                b'*' if parts.last() == Some(&Part::Star) => continue,
-                b'*' => Part::Star,
-                b'?' => Part::Any,
-                b'\\' => Part::Byte(rest.next().ok_or("a pattern cannot end with a backslash")?),
-                b'[' => set(&mut rest).ok_or("a `[` in a pattern has no `]`")?,
-                byte => Part::Byte(byte),
-            });
-        }
-        Ok(Glob { parts })
-    }
-
-    /// Returns whether the pattern matches the whole of `text`. Takes at most as many steps as the product of both
-    /// lengths.
-    pub(super) fn fits(&self, text: &[u8]) -> bool {
-        let mut part = 0;
-        let mut at = 0;
-        // The part after the last star, and the offset of the first byte that the star does not match.
-        let mut star: Option<(usize, usize)> = None;
-        loop {
-            match self.parts.get(part) {
-                Some(Part::Star) => {
-                    part += 1;
-                    star = Some((part, at));
-                    continue;
-                }
-                Some(one) if text.get(at).is_some_and(|byte| one.takes(*byte)) => {
-                    (part, at) = (part + 1, at + 1);
-                    continue;
-                }
-                None if at == text.len() => return true,
-                _ => {}
-            }
-            // Backtrack: the last star matches one byte more. Earlier stars need not.
-            let Some((behind, from)) = star.filter(|(_, from)| *from < text.len()) else {
-                return false;
-            };
-            (part, at) = (behind, from + 1);
-            star = Some((behind, from + 1));
-        }
-    }
-}
-
-impl Part {
-    fn takes(&self, byte: u8) -> bool {
-        match self {
-            Part::Byte(one) => *one == byte,
-            Part::Any => true,
-            Part::Set { ranges, is_negated } => {
-                ranges.iter().any(|(first, last)| (*first..=*last).contains(&byte)) != *is_negated
-            }
-            Part::Star => false,
-        }
-    }
-}
-
-/// Parses the set after a `[`. A `]` that comes first belongs to the set.
-fn set(rest: &mut impl Iterator<Item = u8>) -> Option<Part> {
-    let mut rest = rest.by_ref().peekable();
-    let is_negated = rest.next_if(|byte| matches!(byte, b'!' | b'^')).is_some();
-    let mut ranges: Vec<(u8, u8)> = Vec::new();
-    loop {
-        let first = match rest.next()? {
-            b']' if !ranges.is_empty() => return Some(Part::Set { ranges, is_negated }),
-            b'\\' => rest.next()?,
-            byte => byte,
-        };
-        if rest.next_if_eq(&b'-').is_none() {
-            ranges.push((first, first));
-            continue;
-        }
-        match rest.next()? {
-            // A `-` that comes last belongs to the set.
-            b']' => {
-                ranges.extend([(first, first), (b'-', b'-')]);
-                return Some(Part::Set { ranges, is_negated });
-            }
-            b'\\' => ranges.push((first, rest.next()?)),
-            last => ranges.push((first, last)),
-        }
     }
 }
 
 /// 64-bit words of a block: 4,096 samples.
 const BLOCK_WORDS: usize = 64;
 
+/// The cost of a test of the name: above that of all other tests.
 const NAME_COST: u32 = 2;
 
 /// Maximum classes that an error message lists.
 const MOST_NAMED: usize = 10;
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn fits(pattern: &str, text: &str) -> bool {
-        Glob::parse(pattern.as_bytes()).unwrap().fits(text.as_bytes())
-    }
-
-    #[test]
-    fn patterns_fit_what_a_shell_fits() {
-        for (pattern, text) in [
-            ("", ""),
-            ("*", ""),
-            ("*", "a/b"),
-            ("a*c", "abcbc"),
-            ("*.jpg", "x/1.jpg"),
-            ("?.jpg", "1.jpg"),
-            ("[a-c]x", "bx"),
-            ("[!a-c]x", "dx"),
-            ("[]x]", "]"),
-            ("[a-]", "-"),
-            (r"\*", "*"),
-            ("**a**", "bab"),
-            ("n[01]*_?", "n01440764/n01440764_1"),
-        ] {
-            assert!(fits(pattern, text), "{pattern} should fit {text}");
-        }
-        for (pattern, text) in [
-            ("", "a"),
-            ("a", ""),
-            ("a", "ab"),
-            ("*.jpg", "x.jpeg"),
-            ("?", ""),
-            ("[a-c]x", "dx"),
-            ("[!a-c]x", "ax"),
-            (r"\*", "a"),
-        ] {
-            assert!(!fits(pattern, text), "{pattern} should not fit {text}");
-        }
-        assert!(Glob::parse(b"a[b").is_err() && Glob::parse(b"a\\").is_err());
-    }
-
-    /// Matches by the definition of patterns, in time exponential in the number of stars.
-    fn model(pattern: &[u8], text: &[u8]) -> bool {
-        match pattern.split_first() {
-            None => text.is_empty(),
-            Some((b'*', rest)) => (0..=text.len()).any(|skip| model(rest, &text[skip..])),
-            Some((byte, rest)) => text
-                .split_first()
-                .is_some_and(|(first, text)| (*byte == b'?' || byte == first) && model(rest, text)),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn matching_agrees_with_its_definition(pattern in "[ab?*]{0,8}", text in "[ab]{0,10}") {
-            prop_assert_eq!(fits(&pattern, &text), model(pattern.as_bytes(), text.as_bytes()));
-        }
-
-        #[test]
-        fn any_bytes_are_a_pattern_or_are_refused(
-            pattern in prop::collection::vec(any::<u8>(), 0..40), text in prop::collection::vec(any::<u8>(), 0..40)
-        ) {
-            if let Ok(glob) = Glob::parse(&pattern) {
-                let _ = glob.fits(&text); // must end without a panic
-            }
-        }
-    }
-}

@@ -12,11 +12,12 @@
 //! # What it is not
 //! It reads no samples and no files: `dataset` loads and saves [`ViewFile`]s. Views are not stored on the image.
 //!
-//! Read this file first, then `filter.rs` (the expression language, which `text.rs` parses) and
-//! `file.rs` (the format of a view file).
+//! Read this file first, then `filter.rs` (the expression language, which `text.rs` parses; `glob.rs` matches patterns)
+//! and `file.rs` (the format of a view file).
 
 mod file;
 mod filter;
+mod glob;
 mod text;
 
 use file::check_name;
@@ -372,6 +373,7 @@ const REST: &str = "rest";
 /// Tolerance of the sum of shares: decimal fractions are not exact in binary.
 const TOLERANCE: f64 = 1e-9;
 
+/// The number of hashes of 64 bits.
 const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
 
 /// Domain separator for keys of splits: "split" in ASCII.

@@ -19,6 +19,7 @@ use std::fmt;
 
 use dlfs_base::error::{Error, invalid};
 
+/// An expression as it is written, before its columns are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Expr {
     All(Vec<Expr>),
@@ -35,7 +36,7 @@ pub(super) struct Test {
     pub(super) at: usize,
     pub(super) compare: Compare,
     /// Values with their byte offsets: one value, or several if the comparison is `In`.
-    pub(super) values: Vec<(Value, usize)>,
+    pub(super) values: Vec<(Literal, usize)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,13 +51,15 @@ pub(super) enum Compare {
     Glob,
 }
 
+/// A value in an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
+pub(super) enum Literal {
     Number(i64),
     /// A floating-point literal, as its [`order_of`].
     Decimal(i64),
     Bool(bool),
     Bytes(Vec<u8>),
+    /// `none`: the sample has no value.
     None,
 }
 
@@ -116,7 +119,7 @@ pub(super) fn parse(text: &str) -> Result<Expr, Problem> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Column(String),
-    Value(Value),
+    Value(Literal),
     Compare(Compare),
     /// A keyword in lower case, a parenthesis, or a comma.
     Sign(&'static str),
@@ -127,11 +130,15 @@ impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Token::Column(name) => write!(f, "the column `{name}`"),
-            Token::Value(Value::Number(number)) => write!(f, "the number {number}"),
-            Token::Value(Value::Bytes(bytes)) => write!(f, "the string '{}'", bytes.escape_ascii()),
-            Token::Value(Value::Decimal(order)) => write!(f, "the number {}", number_at(*order)),
-            Token::Value(Value::Bool(is_true)) => write!(f, "`{is_true}`"),
-            Token::Value(Value::None) => f.write_str("`none`"),
+            Token::Value(Literal::Number(number)) => write!(f, "the number {number}"),
+            Token::Value(Literal::Bytes(bytes)) => {
+                write!(f, "the string '{}'", bytes.escape_ascii())
+            }
+            Token::Value(Literal::Decimal(order)) => {
+                write!(f, "the number {}", number_at(*order))
+            }
+            Token::Value(Literal::Bool(is_true)) => write!(f, "`{is_true}`"),
+            Token::Value(Literal::None) => f.write_str("`none`"),
             Token::Compare(_) => f.write_str("a comparison"),
             Token::Sign(sign) => write!(f, "`{sign}`"),
             Token::End => f.write_str("the end"),
@@ -139,10 +146,13 @@ impl fmt::Display for Token {
     }
 }
 
+/// A recursive-descent parser, with a method for each rule of the grammar.
 struct Parser {
     /// Tokens with their byte offsets. The last token is `End`.
     tokens: Vec<(Token, usize)>,
+    /// The index of the next token.
     next: usize,
+    /// The current nesting of parentheses and `not`.
     depth: usize,
 }
 
@@ -159,12 +169,14 @@ impl Parser {
         taken
     }
 
+    /// Advances past the next token if it is `token`; returns whether it is.
     fn take_if(&mut self, token: &Token) -> bool {
         let is_it = self.peek().0 == token;
         self.next += usize::from(is_it);
         is_it
     }
 
+    /// The error that `what` should follow.
     fn expected<T>(&self, what: &str) -> Result<T, Problem> {
         let (found, at) = self.peek();
         Err(Problem::new(at, format!("expected {what}, found {found}")))
@@ -222,7 +234,7 @@ impl Parser {
                 }
                 (Token::Sign("glob"), Operand::Column(column)) => {
                     self.next += 1;
-                    let Token::Value(value @ Value::Bytes(_)) = self.peek().0.clone() else {
+                    let Token::Value(value @ Literal::Bytes(_)) = self.peek().0.clone() else {
                         return self.expected("a pattern in quotes");
                     };
                     let values = vec![(value, self.take().1)];
@@ -253,6 +265,7 @@ impl Parser {
         Ok(if tests.len() == 1 { tests.remove(0) } else { Expr::All(tests) })
     }
 
+    /// The test that compares two operands with their byte offsets: a column and a value, in either order.
     fn compared(
         &self,
         (left, left_at): (&Operand, usize),
@@ -287,7 +300,8 @@ impl Parser {
         Ok((operand, self.take().1))
     }
 
-    fn list(&mut self) -> Result<Vec<(Value, usize)>, Problem> {
+    /// The values in parentheses after `in`, with their byte offsets.
+    fn list(&mut self) -> Result<Vec<(Literal, usize)>, Problem> {
         if !self.take_if(&Token::Sign("(")) {
             return self.expected("`(` and a list of values");
         }
@@ -307,9 +321,10 @@ impl Parser {
     }
 }
 
+/// One side of a comparison.
 enum Operand {
     Column(String),
-    Value(Value),
+    Value(Literal),
 }
 
 impl Compare {
@@ -325,6 +340,7 @@ impl Compare {
     }
 }
 
+/// Divides an expression into tokens, with their byte offsets; `End` is the last.
 fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -371,6 +387,7 @@ const SIGNS: [(&str, Token); 13] = [
     (",", Token::Sign(",")),
 ];
 
+/// Reads a keyword, a constant or the name of a column at the start of `rest`; returns its length too.
 fn word(rest: &str) -> (Token, usize) {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
@@ -381,15 +398,15 @@ fn word(rest: &str) -> (Token, usize) {
         "not" | "NOT" => Token::Sign("not"),
         "in" | "IN" => Token::Sign("in"),
         "glob" | "GLOB" => Token::Sign("glob"),
-        "none" | "NONE" => Token::Value(Value::None),
-        "true" | "TRUE" | "True" => Token::Value(Value::Bool(true)),
-        "false" | "FALSE" | "False" => Token::Value(Value::Bool(false)),
+        "none" | "NONE" => Token::Value(Literal::None),
+        "true" | "TRUE" | "True" => Token::Value(Literal::Bool(true)),
+        "false" | "FALSE" | "False" => Token::Value(Literal::Bool(false)),
         name => Token::Column(name.to_owned()),
     };
     (token, len)
 }
 
-/// Reads the name of a column in backquotes.
+/// Reads the name of a column in backquotes at byte `at`; returns the length of what was read too.
 fn quoted(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     match text[at + 1..].find('`') {
         Some(len) => Ok((Token::Column(text[at + 1..at + 1 + len].to_owned()), len + 2)),
@@ -397,6 +414,7 @@ fn quoted(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     }
 }
 
+/// Reads a number at byte `at`; returns its length too.
 fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     let rest = &text[at..];
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '+');
@@ -411,14 +429,14 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     };
     let number = digits.replace('_', "").parse::<i64>().ok();
     match number.and_then(|number| number.checked_mul(unit)) {
-        Some(number) => Ok((Token::Value(Value::Number(number)), len)),
+        Some(number) => Ok((Token::Value(Literal::Number(number)), len)),
         None if is_decimal(written) => {
             let number: f64 = written.replace('_', "").parse().unwrap_or(f64::NAN);
             if !number.is_finite() {
                 let what = format!("`{}` is no number", shown(written));
                 return Err(Problem::new(at, what));
             }
-            Ok((Token::Value(Value::Decimal(order_of(number))), len))
+            Ok((Token::Value(Literal::Decimal(order_of(number))), len))
         }
         None => {
             let what = format!(
@@ -448,6 +466,7 @@ pub(super) fn number_at(order: i64) -> f64 {
     f64::from_bits(if order < 0 { order ^ i64::MAX } else { order } as u64)
 }
 
+/// Reads a string in quotes at byte `at`; returns the length of what was read too.
 fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     let bytes = text.as_bytes();
     let quote = bytes[at];
@@ -459,7 +478,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
         };
         next += 1;
         if byte == quote {
-            return Ok((Token::Value(Value::Bytes(value)), next - at));
+            return Ok((Token::Value(Literal::Bytes(value)), next - at));
         }
         if byte != b'\\' {
             value.push(byte);
@@ -498,6 +517,7 @@ pub(super) const MAX_LEN: usize = 1 << 16;
 /// Maximum nesting of an expression: each level takes stack of the recursive parser.
 const MAX_DEPTH: usize = 100;
 
+/// Maximum characters of an expression that an error message shows.
 const MAX_SHOWN: usize = 200;
 
 #[cfg(test)]
@@ -522,11 +542,11 @@ mod tests {
         for text in ["len < 4096", "len<4K", "4096 > len", "len < 4_096"] {
             let test = test(text);
             assert_eq!((&*test.column, test.compare), ("len", Compare::Less), "{text}");
-            assert_eq!(test.values[0].0, Value::Number(4096), "{text}");
+            assert_eq!(test.values[0].0, Literal::Number(4096), "{text}");
         }
         assert_eq!(test("label IN (3, -7,'x')").values.len(), 3);
-        assert_eq!(test("label = none").values[0].0, Value::None);
-        assert_eq!(test(r#"name == 'a\x2fb\\\''"#).values[0].0, Value::Bytes(b"a/b\\'".to_vec()));
+        assert_eq!(test("label = none").values[0].0, Literal::None);
+        assert_eq!(test(r#"name == 'a\x2fb\\\''"#).values[0].0, Literal::Bytes(b"a/b\\'".to_vec()));
     }
 
     #[test]
@@ -602,14 +622,14 @@ mod tests {
                 Expr::Not(inner) => format!("!{}", inner.to_text()),
                 Expr::Test(Test { column, compare, values, .. }) => {
                     let sign = ["=", "!=", "<", "<=", ">", ">=", " in ", "~"][*compare as usize];
-                    let Value::Number(number) = values[0].0 else {
-                        if let Value::Decimal(order) = values[0].0 {
+                    let Literal::Number(number) = values[0].0 else {
+                        if let Literal::Decimal(order) = values[0].0 {
                             return format!("{column}{sign}{}", number_at(order));
                         }
-                        if let Value::Bool(is_true) = values[0].0 {
+                        if let Literal::Bool(is_true) = values[0].0 {
                             return format!("{column}{sign}{is_true}");
                         }
-                        let Value::Bytes(bytes) = &values[0].0 else { return "none".into() };
+                        let Literal::Bytes(bytes) = &values[0].0 else { return "none".into() };
                         return format!("{column}{sign}{}", bytes.escape_ascii());
                     };
                     format!("{column}{sign}{number}")
