@@ -1,57 +1,50 @@
-//! The options of opening and reading a data set, each written once: name, meaning, unit, default and bounds.
+//! The options of opening and reading a data set, each defined once: name, meaning, unit, default and bounds.
 //!
-//! The front ends take the structs over. The command flattens them into its arguments, and their documentation is
-//! its help (feature `clap`). Python passes them by name, through serde. C's structs have the same fields, with the
-//! unit behind the name where a number does not say it: `_ms`, `_bytes`. `tests/all/options.rs` compares the names
-//! and the documentation of C and Python with these. An option that is added is written here, in C's struct, and in
-//! Python's.
+//! All front ends use these structs. The command flattens them into its arguments, and their documentation is its help
+//! (feature `clap`). Python passes options by name, through serde. C's structs have the same fields; the name of a
+//! number ends with its unit where the unit is not obvious: `_ms`, `_bytes`. `tests/all/options.rs` compares the names
+//! and the documentation of C and Python with these. To add an option, add it here, to C's struct, and to Python's.
 //!
-//! None, zero in C, means the default.
+//! `None`, in C zero, means the default.
+//!
+//! This file has the options of opening: connections, tiers, peers and the store. `load.rs` has those of reading,
+//! `tokens.rs` those of batches by tokens, and `values.rs` the types of values.
 
 mod load;
+mod tokens;
+mod values;
 
-use std::fmt::{self, Debug, Display};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use crate::address::Address;
 use crate::auth::Derivation;
 use crate::cache::{Environment, TierOptions, TierSpec};
-use crate::dataset::{LongDocuments, OpenOptions, ViewSource};
+use crate::dataset::{OpenOptions, ViewSource};
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::folders::{FolderOptions, Links};
-use crate::gpu::Pin;
+use crate::format::Uuid;
 use crate::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
 #[cfg(feature = "clap")]
 use crate::nvme::Nqn;
-use crate::order::Sharding;
-use crate::order::budget::{Cost, Pack, TooLong};
 use crate::peers::rendezvous::DEFAULT_TIMEOUT;
 use crate::peers::{JobKey, JoinOptions, Means, PeerKeys, Serving};
-use crate::prefetch::Batching;
 use crate::qpair::{ConnectOptions, Direct, SpdkOptions};
-use crate::reader::OnError;
 use crate::shards::ShardOptions;
 use crate::store::StoreOptions;
 use crate::tier::{Policy, Stop};
-use crate::units::parse_size;
 
-pub use load::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Load, Order, Read, Rows, Tokens};
+pub use load::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Load, Order, Read};
+pub use tokens::{Rows, Tokens};
+pub use values::{Choice, Named, Seconds, Size};
 
 /// How to connect to namespaces, and how to read files and folders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(
-    feature = "clap",
-    derive(clap::Args),
-    command(next_help_heading = "Connection (named as in nvme-cli)")
-)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+#[cfg_attr(feature = "clap", command(next_help_heading = "Connection (named as in nvme-cli)"))]
 pub struct Connect {
     /// Protect PDU headers with CRC32C.
     #[cfg_attr(feature = "clap", arg(long))]
@@ -74,10 +67,8 @@ pub struct Connect {
     pub dhchap_ctrl_secret: Option<String>,
     /// Go on inside TLS with a key that the authentication generates (secure channel concatenation); needs
     /// dhchap_secret and OpenSSL 3.
-    #[cfg_attr(
-        feature = "clap",
-        arg(long, requires = "dhchap_secret", conflicts_with = "tls_key")
-    )]
+    #[cfg_attr(feature = "clap", arg(long, requires = "dhchap_secret"))]
+    #[cfg_attr(feature = "clap", arg(conflicts_with = "tls_key"))]
     pub concat: bool,
     /// Connect inside TLS 1.3; without a tls_key, with the key that nvme-cli has put into the kernel's keyring .nvme.
     #[cfg_attr(feature = "clap", arg(long, conflicts_with = "concat"))]
@@ -365,10 +356,8 @@ pub struct Peers {
     /// read-through: a hash names the holder, which reads them from the data set, keeps them and answers; copies: the
     /// same holder answers that they are not there, and fetches what it holds by itself; plan: a node holds what its
     /// ranks read most often, and answers as with copies (NoPFS; with the policy clairvoyant).
-    #[cfg_attr(
-        feature = "clap",
-        arg(long, value_name = "MODE", requires = "peers", default_value_t)
-    )]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MODE"))]
+    #[cfg_attr(feature = "clap", arg(requires = "peers", default_value_t))]
     pub peer_mode: Choice<Serving>,
     /// Address at which peers reach this rank: IP, or IP:PORT [default: the address from which MASTER_ADDR is reached,
     /// any port].
@@ -383,10 +372,8 @@ pub struct Peers {
     /// The key by which the ranks of the job prove themselves to each other, the same for all: the path of a key file
     /// with mode 0600, the key itself, or rendezvous: rank 0 draws one, and the others get it where they meet. Without
     /// one, whoever claims the name of a rank's host may read its tiers.
-    #[cfg_attr(
-        feature = "clap",
-        arg(long, value_name = "FILE|KEY|rendezvous", requires = "peers")
-    )]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE|KEY|rendezvous"))]
+    #[cfg_attr(feature = "clap", arg(requires = "peers"))]
     pub job_key: Option<String>,
     /// Connect to peers inside TLS with the job's key, which needs OpenSSL 3; otherwise ranks with a key
     /// authenticate, and data are sent in clear.
@@ -481,10 +468,7 @@ impl Store {
 
 /// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or the 32 digits alone.
 fn uuid(text: &str) -> Result<[u8; 16]> {
-    let digits: String = text.chars().filter(|&c| c != '-').collect();
-    let plain = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| plain);
-    number.map(u128::to_be_bytes).ok_or_else(|| {
+    text.parse().map(|Uuid(bytes)| bytes).map_err(|_| {
         invalid(format!("hostid is a UUID, as 00112233-4455-6677-8899-aabbccddeeff, not {text:?}"))
     })
 }
@@ -497,18 +481,19 @@ fn listen(text: &str) -> Result<SocketAddr> {
     })
 }
 
-/// The text, which the command checks before it begins.
+/// Parses an argument of the command as a `T`, so that errors are found before the command begins. Returns its text.
 #[cfg(feature = "clap")]
 fn text<T: std::str::FromStr>(text: &str) -> std::result::Result<String, T::Err> {
     text.parse::<T>().map(|_| text.to_owned())
 }
 
-/// As [`text`].
+/// As [`text`], with the parser `read`.
 #[cfg(feature = "clap")]
 fn checked<T: 'static>(read: fn(&str) -> Result<T>) -> impl Fn(&str) -> Result<String> + Clone {
     move |text| read(text).map(|_| text.to_owned())
 }
 
+/// Checks that the option `name` is at least `least`.
 fn within(name: &str, number: impl Into<u64>, least: u64) -> Result<()> {
     let number = number.into();
     if number >= least {
@@ -518,195 +503,12 @@ fn within(name: &str, number: impl Into<u64>, least: u64) -> Result<()> {
     }
 }
 
-/// The error, which names the option if it is one of its text.
+/// An error of the option `name`: if the text of the option is invalid, the error names the option; errors of a file are
+/// returned unchanged.
 fn about(name: &str, error: Error) -> Error {
     if error.kind() == ErrorKind::InvalidArgument {
         invalid(format!("{name}: {}", error.report()))
     } else {
         error
-    }
-}
-
-// The names of the values that options choose from, in the order of C's numbers.
-macro_rules! names {
-    ($($of:ident: $($name:literal $value:ident),+;)+) => {
-        $(impl Named for $of {
-            const NAMES: &'static [(&'static str, $of)] = &[$(($name, $of::$value)),+];
-        })+
-    };
-}
-
-names! {
-    Kind: "global" Global, "grouped" Grouped, "sequential" Sequential, "local" Local, "partial" Partial,
-        "weighted" Weighted;
-    Direct: "auto" Auto, "on" On, "off" Off;
-    Links: "follow" Follow, "inside" Inside, "refuse" Refuse;
-    Policy: "first-touch" FirstTouch, "clairvoyant" Clairvoyant, "none" None;
-    Sharding: "strided" Strided, "aligned" Aligned, "local" Local;
-    Batching: "chunk" Chunk, "sample" Sample;
-    OnError: "raise" Raise, "skip" Skip;
-    Pin: "auto" Auto, "cuda" Cuda, "hip" Hip;
-    Cost: "padded" Padded, "sum" Sum;
-    TooLong: "raise" Raise, "alone" Alone;
-    Pack: "concat" Concat, "best_fit" BestFit, "none" None;
-    LongDocuments: "cut" Cut, "raise" Raise;
-}
-
-impl Named for Serving {
-    const NAMES: &'static [(&'static str, Serving)] = Serving::NAMES;
-}
-
-/// A time, written in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "f64", into = "f64")]
-pub struct Seconds(pub Duration);
-
-impl TryFrom<f64> for Seconds {
-    type Error = String;
-
-    fn try_from(seconds: f64) -> Result<Seconds, String> {
-        let wrong = |error| format!("a time in seconds, not {seconds}: {error}");
-        Duration::try_from_secs_f64(seconds).map(|time| Seconds(time.min(A_LIFE))).map_err(wrong)
-    }
-}
-
-impl From<Seconds> for f64 {
-    fn from(Seconds(time): Seconds) -> f64 {
-        time.as_secs_f64()
-    }
-}
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Seconds, String> {
-        text.parse::<f64>().map_err(|_| "not a number of seconds".to_owned())?.try_into()
-    }
-}
-
-impl Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Display::fmt(&self.0.as_secs_f64(), f)
-    }
-}
-
-/// Longer than any wait, and short enough to add to any clock.
-const A_LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// A size in bytes: a number, or a text such as `256M`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Value")]
-pub struct Size(pub u64);
-
-impl TryFrom<Value> for Size {
-    type Error = String;
-
-    fn try_from(value: Value) -> Result<Size, String> {
-        match &value {
-            Value::String(text) => text.parse(),
-            Value::Number(number) => {
-                number.as_u64().map(Size).ok_or_else(|| format!("{number} is no size in bytes"))
-            }
-            other => Err(format!("invalid type: {other}, expected a size")),
-        }
-    }
-}
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Size, String> {
-        parse_size(text).map(Size)
-    }
-}
-
-impl Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of = |power: u32| self.0.is_multiple_of(1024_u64.pow(power)) && self.0 > 0;
-        match (1..=3).rev().find(|&power| of(power)) {
-            Some(power) => {
-                write!(f, "{}{}", self.0 >> (10 * power), ["", "K", "M", "G"][power as usize])
-            }
-            None => Display::fmt(&self.0, f),
-        }
-    }
-}
-
-/// Values that options name.
-pub trait Named: Debug + Clone + Copy + PartialEq + Send + Sync + 'static {
-    /// Each with its name, in the order of C's numbers.
-    const NAMES: &'static [(&'static str, Self)];
-}
-
-/// One of the values that have names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Choice<T>(pub T);
-
-impl<T: Named> Choice<T> {
-    /// The value with this number in C.
-    pub fn at(number: u32) -> Option<Choice<T>> {
-        T::NAMES.get(number as usize).map(|&(_, value)| Choice(value))
-    }
-}
-
-impl<T: Named> FromStr for Choice<T> {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Choice<T>, String> {
-        let found = T::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|&(_, value)| Choice(value)).ok_or_else(|| {
-            let names: Vec<String> = T::NAMES.iter().map(|(name, _)| format!("{name:?}")).collect();
-            let (last, others) = names.split_last().expect("there are names");
-            format!("{text:?} is not {} or {last}", others.join(", "))
-        })
-    }
-}
-
-impl<T: Named> Display for Choice<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = T::NAMES.iter().find(|(_, value)| *value == self.0);
-        f.write_str(named.map_or("", |(name, _)| name))
-    }
-}
-
-impl<T: Named> Serialize for Choice<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de, T: Named> Deserialize<'de> for Choice<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Choice<T>, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
-
-/// The command's help and completions list the names.
-#[cfg(feature = "clap")]
-impl<T: Named> clap::builder::ValueParserFactory for Choice<T> {
-    type Parser = clap::builder::ValueParser;
-
-    fn value_parser() -> clap::builder::ValueParser {
-        use clap::builder::{PossibleValuesParser, TypedValueParser as _, ValueParser};
-        let names = PossibleValuesParser::new(T::NAMES.iter().map(|&(name, _)| name));
-        ValueParser::new(names.try_map(|name| name.parse::<Choice<T>>()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_and_times_are_read_as_they_are_shown() {
-        for text in ["0", "1000", "3K", "64M", "1G", "1025M"] {
-            assert_eq!(text.parse::<Size>().unwrap().to_string(), text);
-        }
-        for text in ["0", "0.25", "60"] {
-            assert_eq!(text.parse::<Seconds>().unwrap().to_string(), text);
-        }
-        for text in ["-1", "x", "inf", "NaN"] {
-            assert!(text.parse::<Seconds>().is_err(), "{text}");
-        }
     }
 }

@@ -16,11 +16,11 @@ const STRUCTS: [(&str, &str); 9] = [
     ("load", "Read"),
     ("load", "Load"),
     ("load", "Order"),
-    ("load", "Tokens"),
+    ("tokens", "Tokens"),
 ];
 
 /// The struct of rows of tokens: Python's functions have its options as parameters.
-const ROWS: (&str, &str) = ("load", "Rows");
+const ROWS: (&str, &str) = ("tokens", "Rows");
 
 /// C's structs.
 const C_STRUCTS: [&str; 3] = ["MountOptions", "SequenceOptions", "TokensOptions"];

@@ -32,6 +32,7 @@ pub struct Pick {
     pub alone: bool,
 }
 
+/// The sequence of one epoch: position -> sample of a chunk.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chunked {
     /// The chunks of all lanes, lane after lane, in the order of each lane.
@@ -46,13 +47,14 @@ pub(super) struct Chunked {
     skips: Vec<u32>,
     /// The key that shuffles the samples of groups; `None` leaves them in slot order.
     key: Option<Key>,
+    /// For each lane, the group of its last position.
     cursors: Vec<Cursor>,
-    dealt: Dealt,
+    dealt: DealtLanes,
 }
 
 /// The chunks of each lane while they are distributed. The memory is reused in the next epoch.
 #[derive(Debug, Clone, Default)]
-struct Dealt {
+struct DealtLanes {
     lanes: Vec<Vec<u32>>,
     /// For each lane: the number of samples of its first chunk that belong to the previous lane, and the most
     /// samples it may have.
@@ -83,6 +85,7 @@ impl Cursor {
 }
 
 impl Chunked {
+    /// All chunks in slot order, as one lane that is not shuffled.
     pub(super) fn in_slot_order(population: &(impl Population + ?Sized)) -> Chunked {
         let mut order = Chunked::default();
         let chunks = (0..population.num_chunks()).filter(|&c| population.live_in_chunk(c) > 0);
@@ -135,10 +138,12 @@ impl Chunked {
         lanes.push(groups.len() as u32);
         groups.push(chunks.len() as u32);
         cursors.clear();
-        let nowhere = Cursor { group: 0, start: 0, end: 0, skip: 0, shuffle: None };
-        cursors.resize(dealt.lanes.len(), nowhere);
+        // An empty range has no position, so the first one enters a group.
+        let before_all = Cursor { group: 0, start: 0, end: 0, skip: 0, shuffle: None };
+        cursors.resize(dealt.lanes.len(), before_all);
     }
 
+    /// The sample at `position`, which is below the length of the epoch.
     #[inline]
     pub(super) fn pick(&mut self, position: u64) -> Pick {
         let lanes = u64::from(self.num_lanes());
@@ -227,6 +232,7 @@ impl Chunked {
         index * u64::from(self.num_lanes()) + u64::from(lane)
     }
 
+    /// Moves the cursor of `lane` to the group of sample `index`.
     fn enter(&mut self, lane: u32, index: u64) {
         let group = self.group_of(lane, index);
         let (start, end) = self.samples_of(lane, group);
@@ -254,7 +260,7 @@ impl Chunked {
     }
 }
 
-impl Dealt {
+impl DealtLanes {
     /// Makes `lanes` empty lanes, each with capacity for its share of the chunks.
     fn clear(&mut self, num_chunks: u32, lanes: u32) {
         self.lanes.resize_with(lanes as usize, Vec::new);
@@ -266,7 +272,8 @@ impl Dealt {
         self.bounds.clear();
     }
 
-    /// Concatenates the shuffled chunks, and cuts whenever a lane has its share of the samples.
+    /// Divides the shuffled chunks into lanes: each lane gets chunks until it has its share of the samples, and a chunk
+    /// at a border belongs to both lanes.
     fn deal(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
         let each = population.num_live() / u64::from(lanes);
         let extra = population.num_live() % u64::from(lanes);
@@ -274,7 +281,7 @@ impl Dealt {
         let mut chunk = 0;
         let mut live = 0;
         let mut taken = 0;
-        for (lane, own) in (0..).zip(&mut self.lanes) {
+        for (lane, lane_chunks) in (0..).zip(&mut self.lanes) {
             let share = each + u64::from(lane < extra);
             // If the border falls between two chunks, the next lane skips nothing.
             let skip = if taken < live { taken } else { 0 };
@@ -284,7 +291,7 @@ impl Dealt {
                     let Some(next) = chunks.next() else { break };
                     ((chunk, live), taken) = (next, 0);
                 }
-                own.push(chunk);
+                lane_chunks.push(chunk);
                 let count = rest.min(u64::from(live - taken));
                 taken += count as u32;
                 rest -= count;

@@ -1,7 +1,7 @@
-//! The order of an epoch over shards whose samples are not known yet, and its state. Pure.
+//! The order of an epoch over shards whose samples are not known yet, and the state of a run in such an epoch. Pure.
 //!
-//! An order of samples needs their number, which nobody knows before all shards have an index. The addresses of the
-//! shards are known at once, so this epoch goes over shards:
+//! An order of samples needs their number, which is not known before all shards have an index. The addresses of the
+//! shards are known at once, so this order visits shards:
 //!
 //! - The shards, in an order keyed by seed and epoch, are dealt to a fixed number of *lanes*.
 //! - The samples of a lane's shards, one shard after the other, are cut into *windows* of a number of bytes, wherever
@@ -10,11 +10,13 @@
 //! - Rank r of W has the lanes l with l mod W = r, and takes a sample of each of them in turn. A lane that has ended
 //!   is left out.
 //!
-//! So a step follows from seed, epoch and the places in the lanes alone, never from the time at which something
-//! arrived. The world size decides only which lanes meet in a batch: the order of each lane is the same for all.
+//! So the samples of a step depend only on the seed, the epoch and the places in the lanes, and not on the time at
+//! which data arrives. The world size decides only which lanes meet in a batch: the order of each lane is the same for
+//! all world sizes.
 //!
-//! Ranks may have different numbers of batches in such an epoch, since nobody knows how many samples are in a lane
-//! before it has ended. A state at another world size keeps the order of each lane, and may mix lanes anew.
+//! Ranks may have different numbers of batches in such an epoch, since the number of samples of a lane is not known
+//! before the lane has ended. A run that resumes with another world size keeps the order of each lane, but other lanes
+//! meet in its batches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,26 +40,27 @@ pub struct LaneSpec {
     pub window_bytes: u64,
 }
 
-/// The samples of the window that is being filled.
+/// The samples so far of a window that is being filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowFill {
     samples: u64,
     bytes: u64,
+    /// The most bytes of the window.
     most_bytes: u64,
 }
 
 /// A place in a lane, between two samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct LanePlace {
-    /// The number, in the lane, of the shard in which the window begins.
+    /// The index, in the lane, of the shard in which the window begins.
     pub shard: u64,
-    /// The number, in that shard, of the window's first sample.
+    /// The index, in that shard, of the window's first sample.
     pub sample: u64,
-    /// The samples of the window that were given already.
+    /// The number of samples of the window that were delivered already.
     pub given: u64,
 }
 
-/// The state of such an epoch, of one rank or of several that were merged.
+/// The state of one rank in such an epoch, or of several ranks that were merged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneState {
     /// The version of this record; unknown versions are refused.
@@ -73,27 +76,29 @@ pub struct LaneState {
     pub turns: BTreeSet<u32>,
 }
 
-/// The lanes of a rank that have not ended, and whose turn it is.
+/// The lanes of a rank that have not ended, and the lane whose turn is next.
 #[derive(Debug, Clone)]
 pub struct Turns {
     lanes: Vec<u32>,
+    /// The index in `lanes` of the next lane.
     next: usize,
 }
 
-/// A lane whose samples are known: the lengths of all samples of a shard.
+/// A lane all of whose samples are known.
 struct KnownLane<'a> {
     spec: LaneSpec,
     lane: u32,
+    /// The lengths of the samples of a shard, in bytes.
     lens_of: &'a dyn Fn(u64) -> &'a [u32],
-    /// Its shards.
-    own: Vec<u64>,
+    /// The shards of the lane, in its order.
+    shards: Vec<u64>,
     place: LanePlace,
-    /// The samples of the window at `place`, by shard and number there, and the place behind them.
+    /// The samples of the window at `place`, by shard and index in the shard, and the place behind them.
     window: (Vec<(u64, u64)>, LanePlace),
 }
 
 impl LaneSpec {
-    /// Lane `lane`'s shards out of `shards`, in its order.
+    /// The shards of `lane`, in its order; `shards` is the number of all shards.
     pub fn shards_of(self, lane: u32, shards: u64) -> impl Iterator<Item = u64> {
         let order = Permutation::new(shards, Key::derive(self.seed, &[OF_SHARDS, self.epoch.0]));
         (u64::from(lane)..shards)
@@ -115,8 +120,9 @@ impl LaneSpec {
         WindowFill { samples: 0, bytes: 0, most_bytes: self.window_bytes.div_ceil(share) }
     }
 
-    /// Visits the samples of the whole epoch, by shard and number there, once all are known: `lens_of` has the lengths
-    /// of a shard's samples. In each step, each of `world_size` ranks takes `batch` samples.
+    /// Visits the samples of the whole epoch, by shard and index in the shard, once all are known. `shards` is the
+    /// number of shards; `lens_of` returns the lengths of a shard's samples in bytes. In each step, each of `world_size`
+    /// ranks takes `batch` samples.
     ///
     /// # Errors
     /// There are fewer lanes than ranks.
@@ -140,8 +146,10 @@ impl LaneSpec {
         Ok(())
     }
 
+    /// Checks the numbers of the order for one rank.
+    ///
     /// # Errors
-    /// There are fewer lanes than ranks, or no such rank. No epoch has such lanes or windows.
+    /// There are fewer lanes than ranks, or no such rank. The number of lanes or the length of windows is out of range.
     fn check(self, rank: u32, world_size: u32) -> Result<()> {
         let LaneSpec { lanes, window_bytes, .. } = self;
         if rank >= world_size {
@@ -160,7 +168,7 @@ impl LaneSpec {
 }
 
 impl WindowFill {
-    /// Adds a sample of `len` bytes; `false`: it begins the next window, and this one is unchanged.
+    /// Adds a sample of `len` bytes and returns true; returns false if the sample begins the next window.
     pub fn fits(&mut self, len: u32) -> bool {
         let bytes = self.bytes + u64::from(len);
         let fits = self.samples == 0 || bytes <= self.most_bytes && self.samples < MOST_SAMPLES;
@@ -258,7 +266,7 @@ impl LaneState {
 }
 
 impl Turns {
-    /// The lane of the next sample; `None`: all have ended.
+    /// The lane of the next sample; `None` if all lanes have ended.
     pub fn lane(&self) -> Option<u32> {
         self.lanes.get(self.next).copied()
     }
@@ -268,7 +276,7 @@ impl Turns {
         &self.lanes
     }
 
-    /// Moves on to the next lane, after a sample of this one was taken. `ended`: it was the lane's last.
+    /// Moves on to the next lane, after a sample was taken. `ended`: it was the lane's last sample.
     pub fn take(&mut self, ended: bool) {
         if ended {
             self.lanes.remove(self.next);
@@ -289,20 +297,21 @@ impl<'a> KnownLane<'a> {
         lens_of: &'a dyn Fn(u64) -> &'a [u32],
     ) -> BTreeMap<u32, KnownLane<'a>> {
         let known = |(&lane, &place): (&u32, &LanePlace)| {
-            let own = state.spec.shards_of(lane, shards).collect();
+            let shards = state.spec.shards_of(lane, shards).collect();
             let window = Default::default();
-            let mut known = KnownLane { spec: state.spec, lane, lens_of, own, place, window };
+            let mut known = KnownLane { spec: state.spec, lane, lens_of, shards, place, window };
             known.window = known.window_at(place);
             (lane, known)
         };
         state.places.iter().map(known).collect()
     }
 
+    /// The samples of the window at `place`, and the place behind them.
     fn window_at(&self, place: LanePlace) -> (Vec<(u64, u64)>, LanePlace) {
         let mut samples = Vec::new();
         let mut fill = self.spec.empty_window(place);
         let mut first = place.sample;
-        for (nth, &shard) in (0..).zip(&self.own).skip(place.shard as usize) {
+        for (nth, &shard) in (0..).zip(&self.shards).skip(place.shard as usize) {
             for (sample, &len) in (0..).zip((self.lens_of)(shard)).skip(first as usize) {
                 if !fill.fits(len) {
                     return (samples, LanePlace { shard: nth, sample, given: 0 });
@@ -311,10 +320,10 @@ impl<'a> KnownLane<'a> {
             }
             first = 0;
         }
-        (samples, LanePlace { shard: self.own.len() as u64, ..LanePlace::default() })
+        (samples, LanePlace { shard: self.shards.len() as u64, ..LanePlace::default() })
     }
 
-    /// The next sample; `None`: the lane has ended.
+    /// The next sample, by shard and index in the shard; `None` if the lane has ended.
     fn next(&mut self) -> Option<(u64, u64)> {
         let (samples, end) = &self.window;
         let len = samples.len() as u64;
@@ -333,7 +342,7 @@ impl<'a> KnownLane<'a> {
     }
 }
 
-/// Takes up to `batch` samples of a rank's lanes in turn.
+/// Takes up to `batch` samples of a rank's lanes in turn, and calls `visit` with the lane and the sample.
 fn take(
     turns: &mut Turns,
     lanes: &mut BTreeMap<u32, KnownLane<'_>>,
@@ -355,14 +364,15 @@ fn take(
 
 const VERSION: u32 = 1;
 
-/// The part of a window that the first one of a lane has.
+/// The first window of a lane is this many times shorter than the others.
 const FIRST_WINDOW: u64 = 4;
 /// The most samples of a window: empty samples would never fill one.
 const MOST_SAMPLES: u64 = 1 << 16;
+/// Bounds of a state that is read: they keep memory and arithmetic in bounds.
 const MOST_LANES: u32 = 1 << 16;
 const MOST_WINDOW_BYTES: u64 = 1 << 32;
 
-/// The first words of the keys of the order of shards, and of windows.
+/// The first words of the keys of the order of shards, and of windows: "shards" and "window" in ASCII. Frozen.
 const OF_SHARDS: u64 = 0x7368_6172_6473;
 const OF_WINDOWS: u64 = 0x7769_6e64_6f77;
 

@@ -13,20 +13,21 @@
 //! This module does not read samples. A [`Population`] provides the number of samples and their chunks, a reader
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
-//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order); `shard.rs` divides an epoch among
-//! ranks by position, `sharing.rs` by chunk or by holder. `shares.rs` computes the samples and
-//! exchanges of ranks with their own shares. [`mixture`] makes one sequence of several data sets. [`weighted`]
-//! draws samples by weights, and keeps a few bytes per sample. [`budget`] cuts any order into batches by a token
-//! budget. [`lanes`] goes over shards whose samples nobody knows yet.
+//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order). Three files divide an epoch among
+//! ranks: `shard.rs` by position, `aligner.rs` by chunk, `by_node.rs` by holder. `shares.rs` computes the samples and
+//! exchanges of ranks in `local` and `partial` order. [`mixture`] makes one sequence of several data sets. [`weighted`]
+//! draws samples by weights. [`budget`] cuts any order into batches by a token budget. [`lanes`] goes over shards whose
+//! numbers of samples are not known yet.
 
+mod aligner;
 pub mod budget;
+mod by_node;
 mod chunked;
 pub mod lanes;
 pub mod mixture;
 pub mod report;
 mod shard;
 mod shares;
-mod sharing;
 mod spec;
 mod state;
 pub mod weighted;
@@ -38,10 +39,11 @@ use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{Epoch, SampleId};
 
+pub use aligner::{Aligner, Counted, Reads, gcd};
+pub use by_node::{ByNode, Locality, deal};
 pub use chunked::Pick;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
-pub use sharing::{Aligner, ByNode, Counted, Locality, Reads, deal, gcd};
 pub use spec::{HexId, LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
 pub use state::State;
 
@@ -83,8 +85,8 @@ pub trait Population {
 
 /// The sequence of one epoch: position -> sample.
 ///
-/// It caches state that makes consecutive positions fast and does not change results, so each thread needs its own
-/// value.
+/// An `EpochOrder` caches the state of the last position, which makes consecutive positions fast and changes no result.
+/// So each thread needs a separate value.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     len: u64,
@@ -92,6 +94,7 @@ pub struct EpochOrder {
     sequence: Sequence,
 }
 
+/// The algorithm of a kind of order, for one epoch.
 #[derive(Debug, Clone)]
 enum Sequence {
     ById,
@@ -235,6 +238,7 @@ impl EpochOrder {
         }
     }
 
+    /// The sample at `position`, which is below the length of the epoch.
     #[inline]
     fn id_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> SampleId {
         match &mut self.sequence {
@@ -306,8 +310,7 @@ impl EpochOrder {
         out: &mut Vec<SampleId>,
     ) {
         let locality = Arc::clone(by_node.locality());
-        let size = (self.len, batch_size);
-        let own = by_node.share(shard, batch, size, |position| {
+        let own = by_node.share(shard, batch, (self.len, batch_size), |position| {
             self.chunk_at(population, position).and_then(|chunk| locality.holder(chunk))
         });
         self.ids(population, own.iter().copied(), out);
@@ -370,7 +373,7 @@ impl EpochOrder {
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
     pub fn aligned_samples_in_group(&self, shard: &Shard, group: u32, chunk: u32) -> Range<u32> {
-        sharing::own_in_group(self.chunked(), shard, group, chunk)
+        aligner::own_in_group(self.chunked(), shard, group, chunk)
     }
 
     fn chunked(&self) -> &Chunked {
@@ -410,6 +413,7 @@ impl SlotRanks {
         self.ends.last().copied().unwrap_or(0)
     }
 
+    /// The chunk of the sample with this rank, and the index of the sample in the chunk.
     fn locate(&self, rank: u64) -> (u32, u32) {
         let chunk = self.ends.partition_point(|&end| end <= rank);
         let first = if chunk == 0 { 0 } else { self.ends[chunk - 1] };
@@ -417,6 +421,7 @@ impl SlotRanks {
     }
 }
 
+/// The position of an epoch of `len` at `position`, which may be past the end: the epoch repeats.
 #[inline(always)]
 fn wrap(position: u64, len: u64) -> u64 {
     if position < len { position } else { position % len }

@@ -19,9 +19,9 @@ pub struct Shard {
     pub consumed: u64,
     /// The treatment of a tail that the ranks cannot share equally.
     pub tail: Tail,
-    /// The number of ranks whose shares this is; 1, unless a node loader reads. `rank` and `world_size` then count
-    /// places of `seats` ranks, and place n of N has the shares of the ranks n, n + N, n + 2N ..., each of which takes
-    /// every `seats`-th sample of the place.
+    /// The number of ranks that this share serves: 1, except in a node loader, where `rank` and `world_size` count
+    /// *places* of `seats` ranks each. Place n of N serves the ranks n, n + N, n + 2N, ...; each of them takes every
+    /// `seats`-th sample of the place.
     pub seats: u32,
 }
 
@@ -95,12 +95,12 @@ impl Shard {
         (u64::from(self.rank)..self.num_ranks()).step_by(self.world_size.max(1) as usize)
     }
 
-    /// How many of `samples` are left if batches that are not whole on any rank are dropped; `batch_size` is that of
-    /// the place.
+    /// The number of `samples` of the place that are read if a last batch that is whole on no rank is dropped.
+    /// `batch_size` is that of the place.
     pub fn in_whole_batches(&self, samples: u64, batch_size: u64) -> u64 {
         let seats = u64::from(self.seats.max(1));
         let rest = samples % batch_size;
-        // The last batch is whole on the first of several ranks, at least.
+        // The first rank of the place takes the most samples of a batch.
         let is_whole_on_first = rest > (batch_size / seats).saturating_sub(1) * seats;
         if is_whole_on_first { samples } else { samples - rest }
     }

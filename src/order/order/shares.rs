@@ -1,9 +1,9 @@
-//! Shares of the ranks in `local` and `partial` order, and their exchanges in an epoch. They are computed, with the
-//! same result on every rank, so an exchange needs no message besides the reads themselves.
+//! Shares of the ranks in `local` and `partial` order, and their exchanges in an epoch. Every rank computes them with
+//! the same result, so an exchange needs no message besides the reads themselves.
 //!
-//! A [`Shares`] answers for any rank and epoch: the samples of the rank
-//! ([`Shares::ids`]), and for each step of an epoch, the sample that it sends, the receiver, the sample that it
-//! receives, and the sender ([`Shares::exchanges`]). Consequences:
+//! A [`Shares`] answers for any rank and epoch: the samples of the rank ([`Shares::ids`]), and for each step of an
+//! epoch, the sample that the rank sends, its receiver, the sample that the rank receives, and its sender
+//! ([`Shares::exchanges`]). Consequences:
 //!
 //! - in a step each rank sends one sample and receives one, or keeps its own, so shares keep their lengths;
 //! - in every epoch, the shares of all ranks together contain each sample once;
@@ -145,12 +145,14 @@ impl Shares {
         self.slots.locate(first * self.shortest() + first.min(extra) + entry)
     }
 
+    /// The exchanges of all epochs before `epoch`.
     fn past(&self, epoch: Epoch) -> Vec<Exchange> {
         let num = self.num_steps();
         let epochs = if num == 0 { 0..0 } else { 0..epoch.0 };
         epochs.map(|epoch| Exchange::new(self.seed, epoch, self.shortest(), num)).collect()
     }
 
+    /// The length of the shortest share.
     fn shortest(&self) -> u64 {
         self.slots.len() / self.ranks()
     }
@@ -160,11 +162,13 @@ impl Shares {
     }
 }
 
+/// The sequence of one epoch in `local` and `partial` order: position -> sample.
 #[derive(Debug, Clone)]
 pub(super) struct Partial {
     shares: Shares,
     /// The exchanges of all earlier epochs.
     past: Vec<Exchange>,
+    /// With a rank, the key of the order in which that rank reads its entries.
     key: Key,
     /// The last rank that was looked up, and the order in which it reads its entries.
     reading: Option<(u32, Permutation)>,
@@ -195,7 +199,7 @@ impl Partial {
 #[derive(Debug, Clone)]
 pub(super) struct Exchange {
     key: Key,
-    /// The entry at index i < `num_exchanged` is the i-th to be exchanged.
+    /// A shuffle of the entries: those at the indexes below `num_exchanged` are exchanged, in this order.
     entries: Permutation,
     num_exchanged: u64,
 }
@@ -235,8 +239,6 @@ fn epoch_key(seed: u64, epoch: u64) -> Key {
     Key::derive(seed, &[super::OrderKind::Local { world_size: 1 }.label(), epoch])
 }
 
-/// A word of the keys. Frozen.
+/// Words of the keys. Frozen.
 const READ: u64 = 0;
-
-/// A word of the keys. Frozen.
 const EXCHANGE: u64 = 1;

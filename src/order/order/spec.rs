@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::Epoch;
+use dlfs_format::format::Uuid;
 
 /// The order of all epochs: runs with equal specifications read equal sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -234,9 +235,9 @@ impl TryFrom<String> for HexId {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<HexId, &'static str> {
-        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
-        let id = number.map(|number| HexId(number.to_be_bytes()));
+        // Digits alone: a UUID with hyphens is longer.
+        let id = text.parse().ok().filter(|_| text.len() == 32);
+        let id = id.map(|Uuid(bytes)| HexId(bytes));
         id.ok_or("an image, a view and weights are named by 32 hexadecimal digits")
     }
 }

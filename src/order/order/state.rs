@@ -1,4 +1,4 @@
-//! The state of a run, as JSON: everything needed to resume it exactly.
+//! The state of a run, as JSON, and the checks that another run can resume from it exactly.
 
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ pub struct State {
     /// The token budget, if batches have one. The consumed positions then end with a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Arc<Budget>>,
-    /// The place from which a run of rows of tokens goes on. Without it the run looks at the lengths of all documents
-    /// before.
+    /// The place from which a run of rows of tokens resumes. Without it, the run reads the lengths of all earlier
+    /// documents of the epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<RowPlace>,
 }
@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// Moves behind a batch: to a number of consumed positions of an epoch, or of rows, from which a run goes on at
-    /// `place`.
+    /// Moves the state behind a batch: to a number of consumed positions, or rows, of an epoch. A run of rows resumes
+    /// there at `place`.
     pub fn move_to(&mut self, (epoch, consumed): (Epoch, u64), place: Option<RowPlace>) {
         self.epoch = epoch;
         self.consumed = consumed;
@@ -73,7 +73,7 @@ impl State {
     /// Checks that the place belongs to the other numbers of the state.
     ///
     /// # Errors
-    /// It belongs to others: some were damaged, or changed without it.
+    /// The numbers differ from those with which the place was set: the state is damaged, or was edited.
     pub fn check_place(&self) -> Result<()> {
         let Some(place) = self.place.filter(|place| place.check != self.check_word(place)) else {
             return Ok(());
@@ -81,8 +81,8 @@ impl State {
         Err(wrong_place(&place, self.consumed))
     }
 
-    /// A word made of all numbers by which `place` was found; 52 bits, which every reader of JSON keeps. A mixture's
-    /// definition may get other phases later, so it does not count.
+    /// A checksum of all numbers on which `place` depends. It has 52 bits, which every JSON reader keeps. The hash of a
+    /// mixture is left out: later phases of a mixture may change.
     fn check_word(&self, place: &RowPlace) -> u64 {
         let (lanes, group) = self.order.kind.lanes_and_group().unwrap_or_default();
         let image = match self.mixture {
@@ -170,7 +170,6 @@ impl State {
         len: u64,
     ) -> Result<()> {
         let open = HexId(image);
-        let refused = |text: String, hint: &'static str| Err(invalid(text).hint(hint));
         if self.mixture.is_some() {
             let text = format!("the state belongs to a mixture, and this is image {open}");
             return refused(text, OTHER_DATA);
@@ -187,8 +186,8 @@ impl State {
         if self.view != view {
             let text = format!(
                 "the state counts samples of {}, and this is {}",
-                of_view(self.view),
-                of_view(view)
+                view_text(self.view),
+                view_text(view)
             );
             let hint = match self.view {
                 Some(_) => {
@@ -206,10 +205,9 @@ impl State {
     /// # Errors
     /// The first difference that prevents it.
     pub fn check_order(&self, asked: &OrderSpec, world_size: u32, len: u64) -> Result<()> {
-        let State { order, consumed, .. } = self;
-        let consumed = *consumed;
+        let order = &self.order;
+        let consumed = self.consumed;
         let shares = order.kind.world_size();
-        let refused = |text: String, hint: &'static str| Err(invalid(text).hint(hint));
         if let (Some(state), Some(asked)) = (shares, asked.kind.world_size())
             && (state != asked || !world_size.is_multiple_of(state))
         {
@@ -340,24 +338,28 @@ fn of_another_generation(state: Generation, open: Generation) -> Error {
     stale(text).hint(START_ANEW)
 }
 
-fn of_view(view: Option<HexId>) -> String {
+/// The error that a run cannot resume, as a result.
+fn refused(text: String, hint: &'static str) -> Result<()> {
+    Err(invalid(text).hint(hint))
+}
+
+/// The data set of a state, for a message.
+fn view_text(view: Option<HexId>) -> String {
     view.map_or("the whole data set".into(), |view| format!("view {view}"))
 }
 
 const OTHER_DATA: &str = "open what the run began with, or start anew, without the state";
 const START_ANEW: &str = "start anew, without the state";
 
-/// The first word of the keys that make words of places.
+/// The first word of the keys of check words: "plac" in ASCII.
 const LABEL: u64 = 0x706c_6163;
 
+/// The version of states that have none of the following.
 const VERSION: u32 = 1;
-
 /// The version of states with views: older releases would read the whole data set, so they must refuse the state.
 const VERSION_OF_VIEWS: u32 = 2;
-
 /// The version of states with budgets: older releases would read other batches.
 const VERSION_OF_BUDGETS: u32 = 3;
-
 /// The version of states with rows of tokens: older releases would count samples.
 const VERSION_OF_ROWS: u32 = 4;
 

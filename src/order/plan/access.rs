@@ -1,5 +1,5 @@
-//! Access strings (NoPFS's term): the samples that a rank reads in a whole run, in order. They are computed, never
-//! stored.
+//! Access strings (NoPFS's term): the samples that a rank reads in a whole run, in order. An access string is computed
+//! on each walk, and never stored.
 
 use std::ops::Range;
 use std::sync::Arc;

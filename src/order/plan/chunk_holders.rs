@@ -43,7 +43,9 @@ pub struct Member {
 pub struct ChunkHolders {
     key: Key,
     members: Vec<Member>,
+    /// By chunk: the index of the member that holds it, or `NONE`.
     holders: Vec<u16>,
+    /// By member: the bytes that it holds.
     held_bytes: Vec<u64>,
 }
 
@@ -130,6 +132,7 @@ impl ChunkHolders {
         self.holders.capacity() * size_of::<u16>()
     }
 
+    /// Places `chunk`, whose pages have `bytes`, on a member: see step 3 of the definition.
     fn place(&mut self, chunk: u32, bytes: u64) {
         let draws = self.key.with(chunk.into());
         let limits: [fn(&Member) -> u64; 2] =
@@ -150,7 +153,7 @@ impl ChunkHolders {
     }
 }
 
-/// The position of a member in the order of a chunk.
+/// The position of a member in the order of a chunk: by cost / weight, then by id.
 struct Cost {
     cost: u64,
     weight: u64,
@@ -222,9 +225,8 @@ const fn log2_of_mantissa(mut mantissa: u64) -> u64 {
 /// The key of an image's draws. It ignores the generation: chunks that a later generation keeps stay with their
 /// holders.
 fn key_of(image: HexId) -> Key {
-    let (high, low) = image.0.split_at(8);
-    let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-    Key::derive(u64::from_be_bytes(*b"holders1"), &[word(high), word(low)])
+    let image = u128::from_be_bytes(image.0);
+    Key::derive(u64::from_be_bytes(*b"holders1"), &[(image >> 64) as u64, image as u64])
 }
 
 /// The entry of a chunk without a holder.

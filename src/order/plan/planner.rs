@@ -119,6 +119,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
 /// ranks differ, and planning gains over random placement. Counts saturate at 65,535.
 #[derive(Debug, Clone, Default)]
 pub struct Frequencies {
+    /// By sample.
     counts: Vec<u16>,
 }
 
@@ -166,11 +167,11 @@ pub struct PlannedCopy {
     pub sample: SampleId,
     /// The tier, 0 being the fastest.
     pub tier: u8,
-    /// Its first block in the tier.
+    /// The copy's first block in the tier.
     pub lba: Lba,
-    /// Position of its first access in the rank's access string, from 0.
+    /// Position of the sample's first access in the rank's access string, from 0.
     pub first_access: u64,
-    /// The number of times that the rank reads it.
+    /// The number of times that the rank reads the sample.
     pub frequency: u16,
 }
 
@@ -181,7 +182,7 @@ pub struct Holder {
     pub rank: u32,
     /// The tier, 0 being the fastest.
     pub tier: u8,
-    /// Its first block in the tier. Tiers fill from block 0 up, so a lower block is copied earlier.
+    /// The copy's first block in the tier. Tiers fill from block 0 up, so a lower block is copied earlier.
     pub lba: Lba,
 }
 
@@ -191,6 +192,7 @@ pub struct Holder {
 /// compared by their numbers, so a number should mean the same kind of tier on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMap {
+    /// By sample: the best copy so far, or `NONE`.
     packed: Vec<u64>,
 }
 
@@ -222,6 +224,7 @@ fn pack(rank: u32, copy: &PlannedCopy) -> u64 {
     u64::from(copy.tier) << (LBA_BITS + RANK_BITS) | copy.lba.0 << RANK_BITS | u64::from(rank)
 }
 
+/// The inverse of [`pack`]; `None` for `NONE`.
 fn unpack(packed: u64) -> Option<Holder> {
     (packed != NONE).then(|| Holder {
         rank: (packed & (MAX_RANKS as u64 - 1)) as u32,

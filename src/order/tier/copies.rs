@@ -1,8 +1,8 @@
 //! Copies of pages and their locations: four words per unit, changed atomically.
 //!
 //! A unit has one location, with room in address space for its pages. The state of each page goes from *absent* to
-//! *under way* (a reader reads it from the origin) to *there*. Independently, a page may be *reserved*: the quota
-//! counts reserved pages.
+//! *under way* (a reader reads it from the origin) to *there* (it has a copy). Independently, a page may be *reserved*:
+//! the quota counts reserved pages.
 //!
 //! A reader claims a page before it reads the page from the origin. If several readers want the page at the same
 //! time, one claims it and the others wait until it is there. The claimant, or the copier that has its data,
@@ -62,6 +62,7 @@ pub const OWN_FILES_PAGE: u64 = 1 << 40;
 /// The copies of all units: 32 bytes per unit. Any thread, and any process that shares the words, reads them
 /// without waiting.
 pub struct CopyTable {
+    /// [`HEADER_WORDS`] words of the whole table, then [`UNIT_WORDS`] words per unit.
     words: Box<Words>,
 }
 
@@ -121,14 +122,14 @@ impl CopyTable {
     /// Announces that a reader waits for pages of the unit that are under way. The reader repeats this while it
     /// waits: if many units are awaited, only the last ones are remembered.
     pub fn await_unit(&self, unit: u32) {
-        let place = AWAITED + unit as usize % NUM_AWAITED;
-        self.header(place).store(u64::from(unit) + 1, Ordering::Release);
+        let word = AWAITED + unit as usize % NUM_AWAITED;
+        self.header(word).store(u64::from(unit) + 1, Ordering::Release);
     }
 
     /// The units that readers have announced with [`CopyTable::await_unit`] since the last call.
     pub fn take_awaited(&self) -> impl Iterator<Item = u32> {
-        let places = AWAITED..AWAITED + NUM_AWAITED;
-        let taken = places.map(|place| self.header(place).swap(0, Ordering::AcqRel));
+        let words = AWAITED..AWAITED + NUM_AWAITED;
+        let taken = words.map(|word| self.header(word).swap(0, Ordering::AcqRel));
         taken.filter_map(|unit| unit.checked_sub(1).map(|unit| unit as u32)) // lossless: it was a u32
     }
 
@@ -253,10 +254,12 @@ impl CopyTable {
         self.header(EVICTIONS).fetch_add(1, Ordering::AcqRel);
     }
 
+    /// A word of the whole table.
     fn header(&self, word: usize) -> &AtomicU64 {
         &(*self.words).as_ref()[word]
     }
 
+    /// A word of a unit.
     #[inline]
     fn word(&self, unit: u32, word: usize) -> &AtomicU64 {
         &(*self.words).as_ref()[HEADER_WORDS + unit as usize * UNIT_WORDS + word]
@@ -273,6 +276,8 @@ fn zero() -> AtomicU64 {
     AtomicU64::new(0)
 }
 
+/// The `LOCATION` word of a unit.
+///
 /// | bits   | meaning                     |
 /// |--------|-----------------------------|
 /// | 0      | 1: there is a location      |
@@ -284,14 +289,15 @@ fn encode(location: CopyLocation) -> u64 {
     location.page << 16 | u64::from(location.first) << 8 | u64::from(location.tier) << 2 | 1
 }
 
+/// The inverse of [`encode`].
 fn decode(word: u64) -> Option<CopyLocation> {
     let tier = (word >> 2) as u8 & 63;
     let first = (word >> 8) as u8 & 63;
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units, a multiple of a unit's words: the number of evictions, the remaining room, the
-/// number of checks, and units that readers wait for.
+/// The number of words before those of the units, a multiple of [`UNIT_WORDS`]. They are: the number of evictions, both
+/// fields of [`Room`], the number of checks, and units that readers wait for (each plus 1; 0: none).
 const HEADER_WORDS: usize = 8;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;
@@ -300,14 +306,17 @@ const CHECKS: usize = 3;
 const AWAITED: usize = 4;
 const NUM_AWAITED: usize = 4;
 
-/// The number of words per unit.
+/// The number of words per unit. They are: the location, and the sets of reserved pages, of pages under way, and of pages
+/// that have copies.
 const UNIT_WORDS: usize = 4;
 const LOCATION: usize = 0;
 const RESERVED: usize = 1;
 const UNDER_WAY: usize = 2;
 const THERE: usize = 3;
 
+/// The `LOCATION` word of a unit without a location.
 const NOWHERE: u64 = 0;
+/// The bit of a `LOCATION` word for copies that are still to be checked.
 const UNCHECKED: u64 = 2;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The index of a tier on local storage: it survives restarts, and records the tier's data set and copies.
+//! The index of a tier on local storage, which records the tier's data set and copies across restarts.
 //!
-//! The index is at the start of the tier's file or device; the copies follow. Only a new header is flushed, since
-//! the copies of each unit are verified by their checksum before use. The checksum proves that copies are intact,
-//! but not which data set they belong to. So each entry is bound to its header: a power loss may leave entries of
-//! another data set behind a new header, and such entries are ignored.
+//! The index is at the start of the tier's file or device; the copies follow. Only a new header is flushed: copies are
+//! verified by their checksum before use. The checksum proves that copies are intact, but not which data set they belong
+//! to. So each entry is bound to the header by the header's checksum: a power loss may leave entries of another data set
+//! behind a new header, and such entries are ignored.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -24,7 +24,7 @@ use super::{CopyLocation, PAGE_BYTES, PageSet, Units};
 /// | 12..16     | `num_units`   | entries after this page, one per unit             |
 /// | 16..32     | `uuid`        | the image                                         |
 /// | 32..40     | `generation`  | of the image                                      |
-/// | 40..48     | `fingerprint` | of the cut into units                             |
+/// | 40..48     | `fingerprint` | [`Units::fingerprint`] of the data set            |
 /// | 48..508    | `reserved_a`  | zero                                              |
 /// | 508..512   | `crc`         | CRC32C of bytes 0..508                            |
 /// | 512..520   | `quota`       | bytes that the tier may take, with its index      |
@@ -83,7 +83,7 @@ pub struct Kept {
     pub page: u64,
     /// The pages that have copies.
     pub pages: PageSet,
-    /// Their [`sum_of_pages`].
+    /// The [`sum_of_pages`] of these pages.
     pub sum: u32,
 }
 
@@ -186,7 +186,7 @@ impl Index {
             return Err(IndexError::None);
         }
         let index = Index { bytes: bytes.to_vec() };
-        // Ignores also entries that no version of dlfs would write.
+        // Ignore entries without pages, or with pages outside the unit or its room: dlfs never writes such entries.
         let is_right = |kept: &Kept| {
             let room = PageSet::range(kept.first.into()..units.get(kept.unit).pages());
             !kept.pages.is_empty() && kept.pages.without(room).is_empty()
@@ -254,6 +254,7 @@ impl Index {
         &self.bytes
     }
 
+    /// The CRC32C of an entry: see the table of [`RawEntry`].
     fn own_crc(&self, raw: &RawEntry, unit: u32) -> u32 {
         let mut bytes = [0; 28];
         bytes[..20].copy_from_slice(&raw.as_bytes()[..20]);
@@ -263,6 +264,7 @@ impl Index {
     }
 }
 
+/// The header of an index without a quota.
 fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTES] {
     let mut raw = RawHeader {
         magic: *MAGIC,
@@ -299,6 +301,7 @@ const VERSION: u32 = 4;
 /// Data shorter than this many of the longest units have no gap before their copies.
 const UNITS_TO_ALIGN: u64 = 100;
 const ENTRIES_OF_PAGE: u64 = PAGE_BYTES / ENTRY_BYTES as u64;
+/// The lowest bit of the first page's number in [`RawEntry::place`].
 const FIRST_SHIFT: u32 = 56;
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! Quota and admission: reserves room in the tiers before a copy is made.
+//! Admission: the [`Ledger`] decides which units get copies, and reserves room for the copies in the tiers.
+//!
+//! [`Holding`] lists the chunks that this node holds for all nodes of its job: the ledger leaves room for them.
+//! `PageAllocator` allocates the address space of a tier.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -53,6 +56,7 @@ pub struct Ledger {
     tiers: Vec<Tier>,
     policy: Policy,
     stop: Stop,
+    /// True once `stop` has ended the reserving of places.
     is_stable: bool,
     /// For each unit, the tier that the plan assigns, and the planned pages.
     planned: Vec<(u8, PageSet)>,
@@ -60,13 +64,17 @@ pub struct Ledger {
     holding: Option<(Holding, Lacking)>,
 }
 
-#[derive(Debug, Clone)]
+/// The quota and the address space of one tier.
+#[derive(Debug, Clone, Default)]
 struct Tier {
     quota: u64,
+    /// Pages that the quota counts.
     reserved: u64,
+    /// True once reserving has stopped for good: see [`Ledger::switch_off`].
     is_off: bool,
+    /// False while nothing may be reserved: see [`Ledger::set_used`].
     is_used: bool,
-    /// Set if the tier keeps long samples as separate files.
+    /// True if the tier keeps long samples as separate files.
     has_own_files: bool,
     space: PageAllocator,
 }
@@ -77,11 +85,13 @@ impl Tier {
         if self.is_off || !self.is_used { 0 } else { self.quota - self.reserved }
     }
 
+    /// Returns whether the tier has room for `want`.
     fn fits(&self, want: &Want) -> bool {
-        let has_space = self.is_own_file(want) || self.space.fits(want.space);
+        let has_space = self.is_own_file(want) || want.space <= self.space.largest;
         !self.is_off && self.is_used && want.pages <= self.free() && has_space
     }
 
+    /// Returns whether `want` becomes a separate file, which takes no address space.
     fn is_own_file(&self, want: &Want) -> bool {
         self.has_own_files && want.is_long
     }
@@ -103,10 +113,7 @@ impl Ledger {
     pub fn new(policy: Policy, stop: Stop, quotas: &[u64]) -> Ledger {
         let tier = |&quota| {
             let space = PageAllocator::new(quota);
-            let is_off = false;
-            let is_used = true;
-            let has_own_files = false;
-            Tier { quota, reserved: 0, is_off, is_used, has_own_files, space }
+            Tier { quota, space, is_used: true, ..Tier::default() }
         };
         let tiers = quotas.iter().map(tier).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new(), holding: None }
@@ -164,10 +171,9 @@ impl Ledger {
 
     /// Returns whether other units have taken room that the held chunks need.
     pub fn is_overdrawn(&self) -> bool {
+        let Some((_, lacking)) = &self.holding else { return false };
         let free = self.free();
-        self.holding
-            .as_ref()
-            .is_some_and(|(_, lacking)| lacking.pages > free.pages || lacking.space > free.space)
+        lacking.pages > free.pages || lacking.space > free.space
     }
 
     /// Returns whether this node holds the chunk of `unit` for others.
@@ -391,13 +397,14 @@ impl Holding {
         (!chunk.has_begun).then_some(chunk.pages)
     }
 
-    /// Notes that the chunk of `unit` has begun, and returns its units.
-    pub(super) fn begin(&mut self, unit: u32) -> Option<Range<u32>> {
+    /// Marks the chunk of `unit` as begun, and returns its units.
+    fn begin(&mut self, unit: u32) -> Option<Range<u32>> {
         let at = self.find(unit)?;
         self.chunks[at].has_begun = true;
         Some(self.chunks[at].units.clone())
     }
 
+    /// The index of the chunk of `unit`.
     fn find(&self, unit: u32) -> Option<usize> {
         let behind = self.chunks.partition_point(|chunk| chunk.units.start <= unit);
         let at = behind.checked_sub(1)?;
@@ -406,8 +413,8 @@ impl Holding {
 }
 
 /// Allocates ranges of pages.
-#[derive(Debug, Clone)]
-pub(super) struct PageAllocator {
+#[derive(Debug, Clone, Default)]
+struct PageAllocator {
     /// Free ranges in ascending order, never adjacent.
     free: Vec<Range<u64>>,
     /// Length of the longest free range, cached because it is read more often than it changes.
@@ -417,18 +424,14 @@ pub(super) struct PageAllocator {
 }
 
 impl PageAllocator {
-    pub(super) fn new(capacity: u64) -> PageAllocator {
+    /// An allocator of the pages below `capacity`, all of which are free.
+    fn new(capacity: u64) -> PageAllocator {
         let all = 0..capacity;
         PageAllocator { free: vec![all], largest: capacity, num_free: capacity }
     }
 
-    /// Returns whether this many contiguous pages are free.
-    pub(super) fn fits(&self, pages: u64) -> bool {
-        pages <= self.largest
-    }
-
     /// Allocates the first range that fits.
-    pub(super) fn take(&mut self, pages: u64) -> Option<u64> {
+    fn take(&mut self, pages: u64) -> Option<u64> {
         let at = self.free.iter().position(|free| pages <= free.end - free.start)?;
         let page = self.free[at].start;
         self.free[at].start += pages;
@@ -466,6 +469,7 @@ impl PageAllocator {
         self.changed();
     }
 
+    /// Computes the cached numbers again.
     fn changed(&mut self) {
         let lens = self.free.iter().map(|free| free.end - free.start);
         (self.largest, self.num_free) =
@@ -670,7 +674,7 @@ mod tests {
         assert_eq!([3, 3, 4, 1].map(|pages| room.take(pages)), [Some(0), Some(3), Some(6), None]);
         room.give_back(0..3);
         room.give_back(6..10);
-        assert!(room.fits(4) && !room.fits(5));
+        assert_eq!(room.largest, 4);
         assert_eq!(room.num_free, 7);
         room.give_back(3..6);
         assert_eq!((room.num_free, room.take(10), room.num_free), (10, Some(0), 0));

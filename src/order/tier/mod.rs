@@ -12,14 +12,14 @@
 //! All processes of a node share the table. A read of a copy loads two words for each touched unit, and the number
 //! of evictions before and after.
 //!
-//! There are two policies. Neither evicts or migrates during a run, since an epoch reads all samples in random
+//! There are two policies that keep copies. Neither evicts or migrates during a run, since an epoch reads all samples in random
 //! order and an eviction would only trade one copy for another:
 //!
 //! - *first-touch* (Monarch): the first read of a page reserves room in the fastest tier that has some; the read
 //!   itself is served from the data's current place. If a sample of 64 KiB or more is read in part, it is kept
 //!   whole.
 //! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects the copies of each tier, ranked by how often
-//!   this rank reads them. It selects whole samples of 64 KiB or more, and *portions* (`units.rs`) of units that
+//!   this rank reads them. It selects whole samples of 64 KiB or more, and *portions* (`portions.rs`) of units that
 //!   smaller samples share; portions take 20 more bytes per unit. Copies of an earlier run are evicted for copies
 //!   that this run reads more often ([`copies_to_evict`]).
 //!
@@ -33,88 +33,21 @@
 //! of the tier's medium: their addresses lie after it ([`OWN_FILES_PAGE`]).
 //!
 //! Read `units.rs`, `copies.rs` and `ledger.rs`, in this order.
-//!
-//! Eviction between runs: selects the copies of an earlier run that make room for a new plan's copies.
-//!
-//! An existing copy is worth as much as a planned copy and costs nothing, so it is evicted only for a copy that the
-//! coming run reads more often. A single node reads all samples equally often and so evicts nothing; a rank with a
-//! new shard keeps the copies that it still reads.
 
 mod copies;
+mod eviction;
 mod index;
 mod ledger;
 mod page_set;
+mod portions;
 mod units;
 
 pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room};
+pub use eviction::{Candidate, copies_to_evict};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
 pub use ledger::{Holding, Lacking, Ledger, Policy, Stop, Want};
 pub use page_set::PageSet;
 pub use units::{LongSample, Unit, Units};
 
-/// A copy that exists or is planned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its portion.
-    pub portion: u32,
-    /// The number of pages, over all units that are kept together.
-    pub pages: u64,
-    /// The number of times that the run reads it.
-    pub reads: u16,
-}
-
-/// The portions to evict from one tier. `present` are existing copies outside the plan, `wanted` are planned copies
-/// that do not exist, `free` is the number of free pages.
-pub fn copies_to_evict(
-    mut present: Vec<Candidate>,
-    mut wanted: Vec<Candidate>,
-    mut free: u64,
-) -> Vec<u32> {
-    present.sort_by_key(|copy| (copy.reads, copy.portion));
-    wanted.sort_by_key(|copy| (std::cmp::Reverse(copy.reads), copy.portion));
-    let mut present = present.into_iter().peekable();
-    let mut evicted = Vec::new();
-    for copy in wanted {
-        while free < copy.pages {
-            let Some(least) = present.next_if(|least| least.reads < copy.reads) else {
-                return evicted; // the remaining wanted copies are read even less
-            };
-            free += least.pages;
-            evicted.push(least.portion);
-        }
-        free -= copy.pages;
-    }
-    evicted
-}
-
 /// Copies start at multiples of this, like everything on media.
 pub const PAGE_BYTES: u64 = dlfs_base::units::ALIGN_BYTES as u64;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn copies(list: &[(u32, u64, u16)]) -> Vec<Candidate> {
-        list.iter().map(|&(portion, pages, reads)| Candidate { portion, pages, reads }).collect()
-    }
-
-    #[test]
-    fn copies_read_less_are_evicted_least_read_first() {
-        let present = copies(&[(0, 4, 2), (1, 4, 0), (2, 4, 5), (3, 4, 1)]);
-        assert_eq!(copies_to_evict(present.clone(), copies(&[(9, 4, 3)]), 0), [1]);
-        assert_eq!(copies_to_evict(present.clone(), copies(&[(9, 4, 3), (8, 4, 4)]), 0), [1, 3]);
-        assert_eq!(copies_to_evict(present.clone(), copies(&[(9, 8, 3)]), 1), [1, 3]);
-        assert_eq!(
-            copies_to_evict(present.clone(), copies(&[(9, 4, 3)]), 4),
-            [0_u32; 0],
-            "there is room"
-        );
-        assert_eq!(copies_to_evict(present, copies(&[(7, 4, 1), (8, 4, 1)]), 0), [1]);
-    }
-
-    #[test]
-    fn copies_that_are_read_equally_often_stay() {
-        let present = copies(&[(0, 4, 3), (1, 4, 3)]);
-        assert_eq!(copies_to_evict(present, copies(&[(5, 4, 3), (6, 4, 3)]), 0), [0_u32; 0]);
-    }
-}

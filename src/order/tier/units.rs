@@ -1,15 +1,8 @@
-//! Units: the ranges of pages that are given room in a tier.
-//!
-//! Portions: the pages of a unit that a plan keeps or omits together.
-//!
-//! Samples that share a unit are not read equally often, so a plan chooses among them. The samples that begin in
-//! one page form a portion, with all pages up to their end. The last page of a portion may also be the first page
-//! of the next portion. A sample of at most a page may begin in a page with other samples and end in the next page.
-//! That next page is not added to the portion if samples begin there. If portions are not known, or a unit has one
-//! sample, the portion is the whole unit, or the first of the units that are kept together.
+//! Units: the ranges of pages of a data set that each get one location in a tier.
 
 use std::ops::Range;
 
+use super::portions::Portions;
 use super::{PAGE_BYTES, PageSet};
 use dlfs_base::units::SampleId;
 use dlfs_format::directory::Directory;
@@ -118,7 +111,7 @@ impl Sections {
         Sections { first: first.collect(), shift }
     }
 
-    /// The units among which to search the first one that ends after `page`: it is one of them, or the one after.
+    /// The units among which to search the first one that ends after `page`. If none of them does, it is the next unit.
     fn around(&self, page: u64, all: &Range<u32>) -> Range<u32> {
         let section = usize::try_from(page >> self.shift).unwrap_or(usize::MAX);
         let at = |section: usize| self.first.get(section).copied().unwrap_or(all.end);
@@ -352,7 +345,7 @@ impl Units {
     /// Returns whether the portion of the previous page continues in this page of `unit`, even if another portion
     /// begins in it.
     pub fn is_continued(&self, unit: u32, page: u32) -> bool {
-        self.portions.as_ref().is_some_and(|it| it.continued[unit as usize].0 >> page & 1 == 1)
+        self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
     }
 
     /// For each sample, by id, its portion: the one that begins in the sample's first page. `NO_UNIT` if the sample
@@ -409,6 +402,8 @@ impl Units {
 /// Contiguous pages, and whether they belong to one large sample.
 type Run = (Range<u64>, bool);
 
+/// Appends the runs of a chunk's samples to `runs`. With `alone`, each sample is a run, whatever its length; otherwise
+/// small samples share runs.
 fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut Vec<Run>) {
     let mut small: Option<Range<u64>> = None;
     let end = |small: &mut Option<Range<u64>>, runs: &mut Vec<Run>| {
@@ -433,7 +428,8 @@ fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut 
     end(&mut small, runs);
 }
 
-/// Divides a range of pages into units, which are kept together if they belong to one sample.
+/// Divides a range of pages into units, which are kept together if they belong to one sample. `begins_before`: the first
+/// sample begins in the page before.
 fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &mut Vec<Unit>) {
     let first = units.len() as u32;
     let mut page = pages.start;
@@ -448,71 +444,6 @@ fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &m
             begins_before: begins_before && page == pages.start,
         });
         page += len;
-    }
-}
-
-/// The start and the extent of all portions: 20 bytes per unit.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Portions {
-    /// For each unit, the number of portions before it; then the total number.
-    first: Vec<u32>,
-    /// For each unit, the pages in which portions begin: always the first page, and others.
-    starts: Vec<PageSet>,
-    /// For each unit, the pages in which a portion of the page before continues.
-    continued: Vec<PageSet>,
-}
-
-impl Portions {
-    /// Portions of `len` units with these samples. Samples are sorted within each unit, and given by unit, pages in
-    /// it, and whether they are at most a page long. `None` if there are too many.
-    pub(super) fn new(
-        len: u32,
-        samples: impl Iterator<Item = (u32, PageSet, bool)>,
-    ) -> Option<Portions> {
-        let mut starts = vec![PageSet::NONE; len as usize];
-        let mut continued = starts.clone();
-        let mut all = starts.clone();
-        for (unit, pages, is_short) in samples {
-            all[unit as usize] = all[unit as usize].with(pages);
-            let starts = &mut starts[unit as usize];
-            let first = PageSet(pages.0 & pages.0.wrapping_neg());
-            let has_others = !starts.and(first).is_empty();
-            *starts = starts.with(first);
-            if !(has_others && is_short) {
-                let continued = &mut continued[unit as usize];
-                *continued = continued.with(pages.without(first));
-            }
-        }
-        let mut first = vec![0_u32];
-        for ((starts, continued), all) in starts.iter_mut().zip(&mut continued).zip(all) {
-            *starts = starts.with(PageSet(1));
-            // A page in which no sample begins would not be kept by any plan.
-            *continued = continued.with(all.without(*starts));
-            first.push(first.last()?.checked_add(starts.len())?);
-        }
-        Some(Portions { first, starts, continued })
-    }
-
-    pub(super) fn len(&self) -> u32 {
-        self.first.last().copied().unwrap_or(0)
-    }
-
-    /// The last portion of `unit` that begins in `page` or before.
-    pub(super) fn at(&self, unit: u32, page: u32) -> u32 {
-        let begun = self.starts[unit as usize].and(PageSet::range(0..page + 1));
-        self.first[unit as usize] + begun.len() - 1
-    }
-
-    /// The unit of a portion, and its pages in the unit.
-    pub(super) fn get(&self, portion: u32) -> (u32, PageSet) {
-        let unit = self.first.partition_point(|&first| first <= portion) - 1;
-        let begin_later = |starts: u64, _| starts & (starts - 1);
-        let starts = (self.first[unit]..portion).fold(self.starts[unit].0, begin_later);
-        let start = starts.trailing_zeros();
-        let next = (starts & (starts - 1)).trailing_zeros();
-        let behind = PageSet::range(start + 1..64).without(self.continued[unit]);
-        let end = behind.0.trailing_zeros().min(next + 1).min(64);
-        (unit as u32, PageSet::range(start..end))
     }
 }
 
@@ -652,39 +583,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    fn portions(samples: &[(u32, u32)]) -> Vec<PageSet> {
-        let samples = samples.iter().map(|&(start, len)| {
-            (0, PageSet::range(start / 4096..(start + len).div_ceil(4096)), len <= 4096)
-        });
-        let portions = Portions::new(1, samples).unwrap();
-        let all: Vec<PageSet> =
-            (0..portions.len()).map(|portion| portions.get(portion).1).collect();
-        for (portion, pages) in (0..).zip(&all) {
-            assert_eq!(portions.at(0, pages.0.trailing_zeros()), portion);
-        }
-        all
-    }
-
-    #[test]
-    fn a_portion_has_all_pages_of_the_samples_that_begin_in_its_first() {
-        let aligned: Vec<(u32, u32)> = (0..16).map(|page| (page * 4096, 4096)).collect();
-        assert_eq!(portions(&aligned), (0..16).map(|page| PageSet(1 << page)).collect::<Vec<_>>());
-        // A page with bytes of two samples belongs to both.
-        let tight: Vec<(u32, u32)> = (0..3).map(|nth| (nth * 6_000, 6_000)).collect();
-        assert_eq!(portions(&tight), [PageSet(0b11), PageSet(0b110), PageSet(0b1_1100)]);
-        let gap = [(0, 9_000), (20_480, 100)];
-        assert_eq!(portions(&gap), [PageSet(0b111), PageSet(1 << 5)], "pages of none are not kept");
-    }
-
-    #[test]
-    fn a_short_sample_among_others_is_not_worth_another_page() {
-        let tiny: Vec<(u32, u32)> = (0..12).map(|nth| (nth * 1_000, 1_000)).collect();
-        assert_eq!(portions(&tiny), [PageSet(1), PageSet(0b10), PageSet(0b100)]);
-        let longer = [(0, 1_000), (1_000, 9_000), (10_000, 100)];
-        assert_eq!(portions(&longer), [PageSet(0b111), PageSet(0b100)]);
-        let last = [(0, 1_000), (1_000, 4_000), (8_192, 100)];
-        assert_eq!(portions(&last), [PageSet(0b11), PageSet(0b100)], "no page is left out by all");
     }
 }

@@ -12,7 +12,7 @@
 //!    draw n reads position n mod N of the source's epoch floor(n / N). After all its samples, a source begins
 //!    again, with a new shuffle, and each of its epochs has every sample once, wherever the mixture's epochs end.
 //!
-//! All numbers are integers, and weights are decimal numbers ([`Weight`]). The mapping of positions is frozen;
+//! All numbers are integers, except that weights are decimal numbers ([`Weight`]). The mapping of positions is frozen;
 //! `tests/golden/mixtures.txt` pins it, and a Python program in the same folder computes it from this page and
 //! that of `word.rs`.
 //!
@@ -27,26 +27,27 @@
 //!
 //! *By source.* As stratified, but units of one global batch are dealt instead of single positions.
 //!
-//! Read [`Mixture`], then `word.rs`, then `segments.rs`.
+//! Read [`Mixture`], then `word.rs`, then `segments.rs`. `tokens.rs` converts a mixture whose weights count tokens.
 
 mod segments;
 mod spec;
+mod tokens;
 mod word;
 
 use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
 
-pub use segments::Count;
 pub use spec::{Batching, MixtureSpec, Part, Phase, Source, Weight};
+pub use tokens::Count;
 
 use segments::{Segment, Segments};
 use word::{Walk, Word};
 
 /// The sequence of a run over a mixture: position -> source, and position in the source's epoch.
 ///
-/// It caches state that makes consecutive positions fast and does not change results, so each thread needs its own
-/// value.
+/// A `Mixture` caches the state of the last position, which makes consecutive positions fast and changes no result. So
+/// each thread needs a separate value.
 #[derive(Debug, Clone)]
 pub struct Mixture {
     seed: u64,
@@ -54,8 +55,10 @@ pub struct Mixture {
     /// The number of samples of each source.
     samples: Vec<u64>,
     segments: Segments,
+    /// The segment of the last position.
     current: SegmentDeal,
-    window: Option<Window>,
+    /// The window of the last position, in random batching.
+    window: Option<PermutedWindow>,
     /// The position of the segment after the last drawn one, and the number of positions drawn in sequence.
     next: u64,
     in_sequence: u32,
@@ -258,8 +261,9 @@ pub fn source_seed(seed: u64, source: usize) -> u64 {
 /// A window of a segment. All its positions are computed at once: the number of a draw depends on all earlier
 /// positions of its source.
 #[derive(Debug, Clone, Default)]
-struct Window {
-    /// The first position of the segment in the run, and the first position of the window in the segment.
+struct PermutedWindow {
+    /// The first position of the segment in the run, and the first position of the window in the segment: they
+    /// identify the window.
     place: (u64, u64),
     /// The source of each position, and the number of its earlier occurrences in the window: 128 KiB.
     dealt: Vec<(u32, u32)>,
@@ -271,7 +275,7 @@ struct Window {
     walk: Walk,
 }
 
-impl Window {
+impl PermutedWindow {
     /// Fills this window, and reuses its memory: the window from position `first` on, in the segment that begins at
     /// `segment` and that `word` deals to `sources` sources.
     fn refilled(
@@ -280,7 +284,7 @@ impl Window {
         permutation: Permutation,
         word: &Word,
         sources: usize,
-    ) -> Window {
+    ) -> PermutedWindow {
         self.place = (segment, first);
         word.walk_from(first, sources, &mut self.walk);
         self.before.clone_from(&self.walk.counts);
@@ -289,7 +293,7 @@ impl Window {
         self.counts.clear();
         self.counts.resize(sources, 0);
         self.dealt.clear();
-        let Window { dealt, sources, counts, .. } = &mut self;
+        let PermutedWindow { dealt, sources, counts, .. } = &mut self;
         dealt.extend((0..permutation.len()).map(|at| {
             let source = sources[permutation.forward(at) as usize];
             let count = &mut counts[source as usize];

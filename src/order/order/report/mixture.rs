@@ -24,9 +24,9 @@ pub struct MixtureReport {
 /// A source in an epoch of a mixture.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SourceReport {
-    /// Its name.
+    /// The name of the source.
     pub name: String,
-    /// Its samples.
+    /// The number of samples that the source has.
     pub samples: u64,
     /// Samples drawn from the source in the epoch.
     pub drawn: u64,
@@ -49,18 +49,20 @@ pub struct SourceReport {
 pub struct MixtureObserver {
     /// The counts so far; `share` and `spread` of a source are sums until the end.
     report: MixtureReport,
-    /// By source.
+    /// By source: the samples that were observed.
     seen: Vec<Seen>,
     /// The samples of the current batch.
     in_batch: BTreeSet<(u32, u64)>,
+    /// True if the current batch has a sample more than once.
     has_repeat: bool,
 }
 
 /// The samples of a source that were observed.
 #[derive(Debug, Default)]
 struct Seen {
-    /// One bit per id.
+    /// One bit per id, set if the sample was drawn.
     ids: Vec<u64>,
+    /// The number of samples in the current batch.
     in_batch: u64,
 }
 
@@ -112,6 +114,7 @@ impl MixtureObserver {
         }
     }
 
+    /// Adds the current batch to the statistics; `shares` has the samples that each source should have.
     fn end_batch(&mut self, shares: &[f64]) {
         let report = &mut self.report;
         for ((counts, seen), share) in report.sources.iter_mut().zip(&mut self.seen).zip(shares) {

@@ -11,10 +11,10 @@
 //! A [`MixtureObserver`] sees an epoch of a mixture: it counts the samples of each source, and measures how far
 //! batches deviate from the sources' shares.
 //!
-//! A [`BudgetObserver`] sees batches by a token budget: it measures how full they are.
-//!
-//! Measures the padding and the unused budget of batches by a token budget.
+//! A [`BudgetObserver`] sees batches by a token budget: it measures their padding, and the budget that they leave
+//! unused.
 
+mod budget;
 mod mixture;
 
 use std::collections::BTreeMap;
@@ -22,16 +22,17 @@ use std::fmt;
 
 use serde::Serialize;
 
+pub use budget::{BudgetObserver, BudgetReport, padded_of};
 pub use mixture::{MixtureObserver, MixtureReport, SourceReport};
 
 /// A sample of the sequence: its rank, chunk and class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observed {
-    /// Its rank among the live samples, in the order of the source.
+    /// The rank among the live samples, in the order of the source.
     pub rank: u64,
-    /// Its chunk.
+    /// The chunk that has the sample.
     pub chunk: u32,
-    /// Its class, if it has one.
+    /// The class, if the sample has one.
     pub label: Option<i64>,
 }
 
@@ -90,8 +91,11 @@ pub struct ClassReport {
 /// Observes the samples of an epoch in their order.
 #[derive(Debug, Default)]
 pub struct Observer {
+    /// Samples of a batch.
     batch: u64,
+    /// Samples so far.
     samples: u64,
+    /// The sum of |rank - position|.
     displacement: u128,
     /// The sum of rank * next rank. With the sum of squares, it gives the serial correlation.
     neighbour_products: u128,
@@ -100,6 +104,7 @@ pub struct Observer {
     last_rank: u64,
     chunks: Kinds,
     classes: Kinds,
+    /// Numbers of the classes, in the order in which they are met.
     class_numbers: BTreeMap<i64, usize>,
 }
 
@@ -185,6 +190,7 @@ impl Observer {
     }
 }
 
+/// Compares a statistic with its mean and standard deviation over random permutations.
 fn compare(found: f64, chance: f64, deviation: f64) -> Compared {
     let distance = found - chance;
     // A statistic that is equal for all orders has no deviation; rounding errors must not make it look unlikely.
@@ -193,7 +199,7 @@ fn compare(found: f64, chance: f64, deviation: f64) -> Compared {
     Compared { found, chance, deviations }
 }
 
-/// One row of the table.
+/// One statistic: a row of the printed table.
 struct Row {
     name: String,
     compared: Option<Compared>,
@@ -282,21 +288,26 @@ fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: Compared) -> fmt::Resu
 /// Counts of the kinds (chunks, or classes) of samples in a sequence and its batches.
 #[derive(Debug, Default)]
 struct Kinds {
-    /// For each kind: samples so far, samples in this batch, and the sum of squares over whole batches.
+    /// By kind: the samples so far.
     counts: Vec<u64>,
+    /// By kind: the samples in the current batch.
     in_batch: Vec<u64>,
+    /// By kind: the sum, over whole batches, of the square of the samples in the batch.
     squares: Vec<u128>,
-    /// The kinds in this batch.
+    /// The kinds in the current batch.
     present: Vec<usize>,
-    /// Distinct kinds of each batch, summed over the batches.
+    /// The sum, over whole batches, of the number of distinct kinds in the batch.
     distinct: u64,
+    /// The kind of the last sample.
     last: Option<usize>,
     num_runs: u64,
+    /// Samples of the current run, and of the longest one.
     run: u64,
     longest_run: u64,
 }
 
 impl Kinds {
+    /// Counts the next sample of the sequence.
     fn see(&mut self, kind: usize) {
         if kind >= self.counts.len() {
             self.counts.resize(kind + 1, 0);
@@ -317,6 +328,7 @@ impl Kinds {
         self.longest_run = self.longest_run.max(self.run);
     }
 
+    /// Adds the current batch to the statistics of batches, and begins the next one.
     fn end_batch(&mut self) {
         self.distinct += self.present.len() as u64;
         for kind in self.present.drain(..) {
@@ -330,6 +342,7 @@ impl Kinds {
         self.present.drain(..).for_each(|kind| self.in_batch[kind] = 0);
     }
 
+    /// The number of samples so far.
     fn samples(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -482,87 +495,6 @@ impl RankObserver {
             classes_per_batch: self.batches.per_batch(self.batch, self.num_batches),
         })
     }
-}
-
-/// Statistics of the batches of an epoch.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct BudgetReport {
-    /// The token budget: the most tokens of a batch.
-    pub budget: u64,
-    /// Batches of all ranks.
-    pub batches: u64,
-    /// Samples of the epoch.
-    pub samples: u64,
-    /// Tokens of these samples.
-    pub tokens: u64,
-    /// The tokens of the batches as padded tensors, in which each sample is as long as the longest.
-    pub padded: u64,
-    /// The fraction of the padded tensors that is padding, from 0 to 1.
-    pub padding: f64,
-    /// The same fraction without length buckets: in batches of the same mean number of samples, in the order's
-    /// sequence.
-    pub padding_in_sequence: f64,
-    /// The mean fraction of the budget that a batch uses, by its cost.
-    pub filled: f64,
-    /// Batches of one sample that exceeds the budget.
-    pub too_long: u64,
-}
-
-/// Observes the batches of an epoch, by the tokens of their samples.
-#[derive(Debug, Default)]
-pub struct BudgetObserver {
-    /// The counts so far.
-    report: BudgetReport,
-    is_padded: bool,
-    /// The sum of the costs of all batches; a cost above the budget counts as the budget.
-    cost: u64,
-}
-
-impl BudgetObserver {
-    /// An observer of batches of at most `budget` tokens; `is_padded`: as padded tensors.
-    pub fn new(budget: u64, is_padded: bool) -> BudgetObserver {
-        let report = BudgetReport { budget, ..BudgetReport::default() };
-        BudgetObserver { report, is_padded, cost: 0 }
-    }
-
-    /// Observes the next batch.
-    pub fn see(&mut self, tokens: &[u32]) {
-        let sum: u64 = tokens.iter().map(|&tokens| u64::from(tokens)).sum();
-        let padded = padded_of(tokens);
-        let cost = if self.is_padded { padded } else { sum };
-        let report = &mut self.report;
-        report.batches += 1;
-        report.samples += tokens.len() as u64;
-        report.tokens += sum;
-        report.padded += padded;
-        report.too_long += u64::from(cost > report.budget);
-        self.cost += cost.min(report.budget);
-    }
-
-    /// The mean number of samples in a batch, rounded; at least 1.
-    pub fn samples_of_batch(&self) -> usize {
-        let BudgetReport { samples, batches, .. } = self.report;
-        let mean = (samples + batches / 2) / batches.max(1);
-        usize::try_from(mean.max(1)).unwrap_or(usize::MAX)
-    }
-
-    /// The report on the observed batches. `in_sequence`: the padded tokens of the same samples in batches of
-    /// [`samples_of_batch`](Self::samples_of_batch), in the order's sequence.
-    pub fn finish(self, in_sequence: u64) -> BudgetReport {
-        let part = |of: u64, all: u64| if all == 0 { 0.0 } else { of as f64 / all as f64 };
-        let BudgetReport { budget, batches, tokens, padded, .. } = self.report;
-        BudgetReport {
-            padding: part(padded - tokens, padded),
-            padding_in_sequence: part(in_sequence.saturating_sub(tokens), in_sequence),
-            filled: part(self.cost, budget.saturating_mul(batches)),
-            ..self.report
-        }
-    }
-}
-
-/// The tokens of a batch as a padded tensor.
-pub fn padded_of(tokens: &[u32]) -> u64 {
-    u64::from(tokens.iter().copied().max().unwrap_or(0)) * tokens.len() as u64
 }
 
 /// The most standard deviations at which a statistic counts as random.
@@ -741,22 +673,5 @@ mod tests {
         none.see(None);
         none.end_rank();
         assert_eq!((one.finish(), none.finish()), (None, None));
-    }
-
-    #[test]
-    fn padding_is_what_a_tensor_has_beside_the_tokens() {
-        let mut observer = BudgetObserver::new(20, true);
-        observer.see(&[5, 3, 2, 5]);
-        observer.see(&[10, 9]);
-        observer.see(&[30]);
-        assert_eq!(observer.samples_of_batch(), 2);
-        let report = observer.finish(128);
-        assert_eq!((report.batches, report.samples, report.too_long), (3, 7, 1));
-        assert_eq!((report.tokens, report.padded), (64, 70));
-        assert!((report.padding - 6.0 / 70.0).abs() < 1e-12);
-        assert!((report.padding_in_sequence - 0.5).abs() < 1e-12);
-        assert!((report.filled - 1.0).abs() < 1e-12);
-        let nothing = BudgetObserver::new(20, false).finish(0);
-        assert_eq!((nothing.padding, nothing.filled), (0.0, 0.0));
     }
 }

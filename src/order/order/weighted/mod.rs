@@ -37,17 +37,21 @@ pub struct Weights {
 /// Tables that draw samples, as ranks among the samples of the data set or view.
 #[derive(Debug)]
 enum Drawn {
+    /// With replacement, by the weight of each sample.
     Samples(Alias),
+    /// With replacement, by the weight of each label.
     Classes(Classes),
     /// Without replacement: the weight of each sample, relative to the largest weight.
     Once(Vec<f64>),
 }
 
+/// Draws a class, and then one of its samples.
 #[derive(Debug)]
 struct Classes {
     alias: Alias,
     /// The index in `members` at which each class starts, and the end.
     starts: Vec<u32>,
+    /// The samples, class after class.
     members: Vec<u32>,
 }
 
@@ -227,6 +231,7 @@ impl Classes {
         Classes { alias: Alias::new(shares), starts, members }
     }
 
+    /// The sample that the random number `word` and the key `second` draw.
     #[inline]
     fn draw(&self, word: u64, second: Key) -> u64 {
         let class = self.alias.draw(word) as usize;
@@ -341,11 +346,11 @@ fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Ve
 /// N equal slots; each is divided between its own index and one other index.
 #[derive(Debug)]
 struct Alias {
-    slots: Vec<Slot>,
+    slots: Vec<AliasSlot>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct AliasSlot {
     /// The part of the slot that belongs to its own index, in units of 2^-32. The rest belongs to `other`.
     own: u32,
     other: u32,
@@ -358,8 +363,8 @@ impl Alias {
         let mean = sum / weights.len() as f64;
         let mut left: Vec<f64> = weights.iter().map(|weight| weight / mean).collect();
         let heaviest = weights.iter().position(|weight| *weight == 1.0).unwrap_or(0) as u32;
-        let mut slots: Vec<Slot> =
-            (0..weights.len() as u32).map(|index| Slot { own: 0, other: index }).collect();
+        let mut slots: Vec<AliasSlot> =
+            (0..weights.len() as u32).map(|index| AliasSlot { own: 0, other: index }).collect();
         let mut small = Vec::new();
         let mut large = Vec::new();
         for (&weight, index) in left.iter().zip(0_u32..) {
@@ -369,14 +374,15 @@ impl Alias {
             small.pop();
             let part = left[low as usize];
             // `part` is below 1, so `own` is at most 2^32 - 1; a part of 0 is never drawn.
-            slots[low as usize] = Slot { own: (part * UNIT) as u32, other: high };
+            slots[low as usize] = AliasSlot { own: (part * UNIT) as u32, other: high };
             left[high as usize] -= 1.0 - part;
             if left[high as usize] < 1.0 {
                 large.pop();
                 small.push(high);
             }
         }
-        // Only rounding has left these as small: their slots belong to themselves, unless their weight is 0.
+        // Without rounding errors, nothing would be left in `small`. The slots left keep their own index, unless its
+        // weight is 0.
         for low in small {
             if weights[low as usize] == 0.0 {
                 slots[low as usize].other = heaviest;
@@ -391,7 +397,7 @@ impl Alias {
         let product = u128::from(word) * self.slots.len() as u128;
         let index = (product >> 64) as u64;
         let within = (product as u64) >> 32;
-        let Slot { own, other } = self.slots[index as usize];
+        let AliasSlot { own, other } = self.slots[index as usize];
         // Without a branch: the outcome cannot be predicted.
         let is_other = u64::from(within >= u64::from(own));
         index ^ ((index ^ u64::from(other)) & is_other.wrapping_neg())
@@ -444,8 +450,9 @@ const ALL_ZERO: &str = "no sample has a weight above 0, so none can be drawn";
 /// The most samples: entries of tables have 32 bits.
 const MAX_SAMPLES: u64 = u32::MAX as u64;
 
+/// The unit of [`AliasSlot::own`].
 const UNIT: f64 = (1_u64 << 32) as f64;
-
+/// The bits of the mantissa of an f64.
 const MANTISSA: u64 = (1 << 52) - 1;
 /// The bits of 1.0.
 const ONE: u64 = 1023 << 52;
