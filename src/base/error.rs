@@ -189,6 +189,15 @@ pub fn invalid(text: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
+/// Checks a condition of a request.
+///
+/// # Errors
+/// `InvalidArgument`, with this text: the condition does not hold.
+#[doc(hidden)]
+pub fn ensure<T: Into<Cow<'static, str>>>(holds: bool, text: impl FnOnce() -> T) -> Result<()> {
+    if holds { Ok(()) } else { Err(invalid(text())) }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tokens::Tokens;
 use super::{Choice, Seconds, Size, invalid, within};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::gpu::Pin;
 use crate::order::weighted::Draws;
 use crate::order::{OrderKind, OrderSpec, SequentialBy, Shard, Sharding, Tail};
@@ -78,12 +78,11 @@ impl Read {
     /// The number of queue pairs. It has a limit, since all are opened before the first read.
     fn pairs(&self) -> Result<usize> {
         within("queue_pairs", self.queue_pairs, 1)?;
-        if self.queue_pairs > MAX_QUEUE_PAIRS {
-            let pairs = self.queue_pairs;
-            let text = format!("queue_pairs is at most {MAX_QUEUE_PAIRS} a namespace, not {pairs}");
-            return Err(invalid(text));
-        }
-        Ok(self.queue_pairs as usize)
+        let pairs = self.queue_pairs;
+        ensure(pairs <= MAX_QUEUE_PAIRS, || {
+            format!("queue_pairs is at most {MAX_QUEUE_PAIRS} a namespace, not {pairs}")
+        })?;
+        Ok(pairs as usize)
     }
 }
 
@@ -204,25 +203,23 @@ impl Load {
         within("batch_size", self.batch_size.unwrap_or(1), 1)?;
         let epochs = self.epochs.unwrap_or(MOST_EPOCHS).min(MOST_EPOCHS);
         within("epochs", epochs, 1)?;
-        if self.copy_threads > MOST_COPY_THREADS {
-            let text =
-                format!("copy_threads is at most {MOST_COPY_THREADS}, not {}", self.copy_threads);
-            return Err(invalid(text));
-        }
-        if !self.contiguous && self.copy_threads != Load::default().copy_threads {
-            return Err(invalid("copy_threads goes with contiguous only"));
-        }
+        let threads = self.copy_threads;
+        ensure(threads <= MOST_COPY_THREADS, || {
+            format!("copy_threads is at most {MOST_COPY_THREADS}, not {threads}")
+        })?;
+        ensure(
+            self.contiguous || threads == Load::default().copy_threads,
+            || "copy_threads goes with contiguous only",
+        )?;
         let budget = tokens.budget()?;
-        if self.batch_size.is_some() == budget.is_some() {
-            return Err(invalid(match budget {
-                Some(_) => {
-                    "batches have either a number of samples or a budget of tokens, not both"
-                }
-                None => {
-                    "a batch has a number of samples or of tokens: give batch_size or batch_tokens"
-                }
-            }));
-        }
+        ensure(
+            self.batch_size.is_none() || budget.is_none(),
+            || "batches have either a number of samples or a budget of tokens, not both",
+        )?;
+        ensure(
+            self.batch_size.is_some() || budget.is_some(),
+            || "a batch has a number of samples or of tokens: give batch_size or batch_tokens",
+        )?;
         let batch_size = self.batch_size.unwrap_or(1) as usize;
         let (rank, node) = self.node(rank, world_size)?;
         let options = LoaderOptions {
@@ -249,16 +246,15 @@ impl Load {
 
     /// The rank and its place on its node, if one loader reads for the node; otherwise `rank`.
     fn node(&self, rank: u32, world_size: u32) -> Result<(u32, Option<NodePlace>)> {
+        let is_given = self.local_rank.is_some() || self.local_world_size.is_some();
         if !self.node_loader {
-            if self.local_rank.is_some() || self.local_world_size.is_some() || self.job.is_some() {
-                return Err(invalid(
-                    "local_rank, local_world_size and job go with node_loader only",
-                ));
-            }
+            ensure(
+                !is_given && self.job.is_none(),
+                || "local_rank, local_world_size and job go with node_loader only",
+            )?;
             return Ok((rank, None));
         }
         let launched = Launched::from_env()?;
-        let is_given = self.local_rank.is_some() || self.local_world_size.is_some();
         let known = match &launched {
             None if !is_given => (Some(rank), Some(world_size)),
             Some(it) if (it.rank, it.world_size) == (rank, world_size) => {
@@ -358,11 +354,10 @@ impl Order {
             ("group", self.group.is_some(), Kind::Grouped),
             ("exchange", self.exchange.is_some(), Kind::Partial),
         ] {
-            if is_given && self.order.0 != fits {
+            ensure(!is_given || self.order.0 == fits, || {
                 let fits = Choice(fits);
-                let text = format!("{name} goes with the order {fits} only, not {}", self.order);
-                return Err(invalid(text));
-            }
+                format!("{name} goes with the order {fits} only, not {}", self.order)
+            })?;
         }
         within("lanes", self.lanes.unwrap_or(1), 1)?;
         let kind = match self.order.0 {

@@ -23,7 +23,7 @@ use crate::address::Address;
 use crate::auth::Derivation;
 use crate::cache::{Environment, TierOptions, TierSpec};
 use crate::dataset::{OpenOptions, ViewSource};
-use crate::error::{Error, ErrorKind, Result, invalid};
+use crate::error::{Error, ErrorKind, Result, ensure, invalid};
 use crate::folders::{FolderOptions, Links};
 use crate::format::Uuid;
 use crate::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
@@ -173,9 +173,7 @@ impl Connect {
     pub fn options(&self, writable: bool) -> Result<ConnectOptions> {
         within("nr_io_queues", self.nr_io_queues, 1)?;
         within("queue_size", self.queue_size, 2)?;
-        if self.concat && self.dhchap_secret.is_none() {
-            return Err(invalid("concat needs dhchap_secret"));
-        }
+        ensure(!self.concat || self.dhchap_secret.is_some(), || "concat needs dhchap_secret")?;
         let secret = |name: &str, given: &Option<String>| {
             let read = given.as_deref().map(secret_of).transpose();
             read.map_err(|error| about(name, error))
@@ -305,9 +303,10 @@ impl Tiers {
             let tiers = TierOptions { tiers: self.specs()?, ..TierOptions::default() };
             return self.with(tiers, node);
         };
-        if !self.tiers.is_empty() {
-            return Err(invalid("tiers_file names the tiers, and so do tiers: give one of both"));
-        }
+        ensure(
+            self.tiers.is_empty(),
+            || "tiers_file names the tiers, and so do tiers: give one of both",
+        )?;
         self.with(Environment::read(file)?.options().map_err(|error| error.path(file))?, node)
     }
 
@@ -411,15 +410,11 @@ impl Peers {
     /// # Errors
     /// `InvalidArgument`: a value that has no meaning. Those of reading the file of the key.
     pub fn join(&self, means: Means, place: Option<(u32, u32)>) -> Result<JoinOptions> {
-        if self.rendezvous_port == Some(0) {
-            return Err(invalid("rendezvous_port is at least 1, not 0"));
-        }
+        within("rendezvous_port", self.rendezvous_port.unwrap_or(1), 1)?;
         let tls = self.peer_tls;
-        let keys = match &self.job_key {
-            Some(text) => Some(PeerKeys { key: JobKey::of(text)?, tls }),
-            None if tls => return Err(invalid("peer_tls needs job_key")),
-            None => None,
-        };
+        ensure(!tls || self.job_key.is_some(), || "peer_tls needs job_key")?;
+        let key = self.job_key.as_deref().map(JobKey::of).transpose()?;
+        let keys = key.map(|key| PeerKeys { key, tls });
         Ok(JoinOptions {
             place,
             round: self.round.clone(),
@@ -496,11 +491,7 @@ fn checked<T: 'static>(read: fn(&str) -> Result<T>) -> impl Fn(&str) -> Result<S
 /// Checks that the option `name` is at least `least`.
 fn within(name: &str, number: impl Into<u64>, least: u64) -> Result<()> {
     let number = number.into();
-    if number >= least {
-        Ok(())
-    } else {
-        Err(invalid(format!("{name} is at least {least}, not {number}")))
-    }
+    ensure(number >= least, || format!("{name} is at least {least}, not {number}"))
 }
 
 /// An error of the option `name`: if the text of the option is invalid, the error names the option; errors of a file are

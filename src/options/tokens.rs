@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "clap")]
 use super::text;
-use super::{Choice, invalid, within};
+use super::{Choice, within};
 use crate::dataset::{LongDocuments, TokenOptions, TokenPhase};
-use crate::error::Result;
+use crate::error::{Result, ensure};
 use crate::order::budget::{Budget, Cost, DEFAULT_WINDOW, LengthsOf, Pack, TooLong};
 
 /// Batches by a budget of tokens, instead of a number of samples.
@@ -66,11 +66,10 @@ impl Tokens {
     /// # Errors
     /// `InvalidArgument`: an option of a budget without one, or a number out of range.
     pub fn budget(&self) -> Result<Option<Budget>> {
-        if self.lengths.is_some() && self.token_bytes != 1 {
-            let text =
-                "token_bytes counts bytes, and lengths names a column instead: give one of both";
-            return Err(invalid(text));
-        }
+        ensure(
+            self.lengths.is_none() || self.token_bytes == 1,
+            || "token_bytes counts bytes, and lengths names a column instead: give one of both",
+        )?;
         let Some(tokens) = self.batch_tokens else { return self.unused().map(|()| None) };
         within("batch_tokens", tokens, 1)?;
         within("bucket_window", self.bucket_window, 1)?;
@@ -102,10 +101,9 @@ impl Tokens {
             ("batch_cost", self.batch_cost != default.batch_cost),
             ("too_long", self.too_long != default.too_long),
         ] {
-            if is_given {
-                let text = format!("{name} is of batches by tokens: give batch_tokens, too");
-                return Err(invalid(text));
-            }
+            ensure(!is_given, || {
+                format!("{name} is of batches by tokens: give batch_tokens, too")
+            })?;
         }
         Ok(())
     }

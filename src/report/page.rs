@@ -43,6 +43,7 @@ impl Report {
     }
 }
 
+/// The heading, which says how much of the time the consumer waited.
 fn head(report: &Report) -> String {
     let total = report.timeline.total();
     let waited = share(total.stalls.total(), report.timeline.time());
@@ -58,6 +59,7 @@ fn head(report: &Report) -> String {
     format!("<header><h1>{title}</h1><p class=\"soft name\">{}</p></header>", escaped(&report.name))
 }
 
+/// The figures of the whole run.
 fn tiles(report: &Report) -> String {
     let total = report.timeline.total();
     let time = report.timeline.time();
@@ -87,6 +89,7 @@ fn parts(counts: &Counts) -> Vec<(&'static str, String, Duration)> {
     parts
 }
 
+/// The parts of the whole run's time, as a bar with its legend.
 fn whole(total: &Counts) -> String {
     let item = |(class, name, time): (&str, String, Duration)| {
         legend_item(
@@ -99,6 +102,7 @@ fn whole(total: &Counts) -> String {
     format!("{}<ul class=\"legend\">{legend}</ul>", time_bar(total))
 }
 
+/// A bar divided in proportion to the parts of the consumer's time.
 fn time_bar(counts: &Counts) -> String {
     let part = |(class, name, time): (&str, String, Duration)| {
         let share = share(time, counts.time());
@@ -115,6 +119,7 @@ fn time_bar(counts: &Counts) -> String {
 
 /// A part of the run as a column of the charts.
 struct Column {
+    /// Start, from the start of the run.
     begin: Duration,
     len: Duration,
     counts: Counts,
@@ -126,7 +131,8 @@ impl Column {
     }
 }
 
-/// The columns of a run: at most one for every four batches, within the limits of 12 and 240.
+/// The columns of a run: at most one for every [`BATCHES_A_COLUMN`] batches, or [`MIN_COLUMNS`] if that is more, and never
+/// more than [`MAX_COLUMNS`].
 fn columns(timeline: &Timeline) -> Vec<Column> {
     let buckets: Vec<_> = timeline.buckets().collect();
     let batches = usize::try_from(timeline.total().batches).unwrap_or(usize::MAX);
@@ -157,6 +163,7 @@ struct Layer {
     heights: Vec<f64>,
 }
 
+/// The charts over the course of the run: samples a second, waits by cause, and bytes by place.
 fn charts(report: &Report) -> String {
     let columns = columns(&report.timeline);
     let total = report.timeline.total();
@@ -196,8 +203,8 @@ fn charts(report: &Report) -> String {
     .concat()
 }
 
-/// Stacked layers, up to `top` or a round number, as SVG that stretches to any width. Labels are HTML beside
-/// the SVG, so that they keep their size.
+/// Stacked layers as SVG that stretches to any width. The axis ends at `top`, or at a round number above the highest
+/// column; `tell` writes its values. Labels are HTML beside the SVG, so that they keep their size.
 fn chart(
     columns: &[Column],
     mut layers: Vec<Layer>,
@@ -259,6 +266,7 @@ fn nice(value: f64) -> f64 {
     found.unwrap_or(10.0) * power
 }
 
+/// A table of the tiers.
 fn tiers(report: &Report) -> String {
     let rows = report.tiers.iter().map(|tier| {
         let sizes = [tier.hit_bytes, tier.used_bytes, tier.capacity_bytes].map(bytes);
@@ -267,6 +275,7 @@ fn tiers(report: &Report) -> String {
     table("", &["Tier", "served", "used", "of"], rows)
 }
 
+/// A table of the bytes in the rank's store.
 fn store(store: StoreUse) -> String {
     let rows = [
         ("from the data set, before epochs", store.staged_bytes),
@@ -279,6 +288,7 @@ fn store(store: StoreUse) -> String {
     table("", &["The store of this rank was brought", "bytes"], rows)
 }
 
+/// A table of the durations of calls for a batch and of read commands.
 fn durations(report: &Report) -> String {
     let calls = Some(("calls for a batch: ready ones take microseconds", report.timeline.waits()));
     let reads = report.latency.as_ref().filter(|latency| latency.count() > 0);
@@ -290,6 +300,7 @@ fn durations(report: &Report) -> String {
     table("", &["", "count", "p50", "p99", "p99.9"], calls.into_iter().chain(reads).map(row))
 }
 
+/// A table of the epochs, with a bar for the time of each.
 fn epochs(timeline: &Timeline) -> String {
     let longest = timeline.epochs().iter().map(|epoch| epoch.counts.time()).max();
     let row = |epoch: &Epoch| {
@@ -322,6 +333,7 @@ fn epochs(timeline: &Timeline) -> String {
     )
 }
 
+/// A table of the options of the run.
 fn settings(report: &Report) -> String {
     let rows = report.settings.iter();
     table("settings", &[], rows.map(|(name, value)| vec![escaped(name), escaped(value)]))
@@ -349,6 +361,7 @@ fn rate(per_second: f64) -> String {
     if per_second >= 10.0 { count(per_second.round() as u64) } else { format!("{per_second:.2}") }
 }
 
+/// The place in words.
 fn noun(place: Place) -> &'static str {
     match place {
         Place::Origin => "origin",
@@ -383,8 +396,11 @@ fn escaped(text: &str) -> String {
     safe
 }
 
+/// The most columns of a chart.
 const MAX_COLUMNS: usize = 240;
+/// The columns of a run of few batches.
 const MIN_COLUMNS: usize = 12;
+/// Batches per column, at least, in a chart of more columns.
 const BATCHES_A_COLUMN: usize = 4;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! A report: its contents, their JSON, and advice on what to try next: a sentence, with a figure, for each cause of
-//! waits, and for damaged samples, for repeated reading of the same bytes and for small batches. Only the most useful
-//! are given.
+//! The report on a run: its contents, their JSON, and advice on what to try next.
+//!
+//! There is one sentence of advice, with a figure, for each cause of waits, for damaged samples, for reading the same
+//! bytes repeatedly, and for small batches. Only the most useful sentences are given.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -171,7 +172,7 @@ impl Report {
     }
 }
 
-/// The cause as a noun phrase, and its remedy.
+/// The cause as a noun phrase, and what to do about it.
 fn remedy(report: &Report, cause: Cause) -> String {
     let facts = &report.facts;
     let remedy = match cause {
@@ -204,6 +205,7 @@ fn remedy(report: &Report, cause: Cause) -> String {
     format!("{}: {remedy}", cause.noun())
 }
 
+/// What to do about waits for reads.
 fn faster_reads(report: &Report) -> String {
     let places = &report.timeline.total().places;
     let full = report.tiers.iter().find(|tier| tier.used_bytes * 20 >= tier.capacity_bytes * 19);
@@ -236,6 +238,7 @@ fn faster_reads(report: &Report) -> String {
 /// put that sentence first.
 type Advice = Option<(f64, String)>;
 
+/// Advice for a run that left out samples as unreadable.
 fn damaged_data(report: &Report) -> Advice {
     let reads = &report.reads;
     (reads.skipped > 0).then(|| {
@@ -269,6 +272,7 @@ fn amplification(report: &Report) -> Advice {
     })
 }
 
+/// Advice for a run whose batches have fewer than 16 samples on average.
 fn tiny_batches(report: &Report) -> Advice {
     let total = report.timeline.total();
     let handing = share(total.handing, report.timeline.time());

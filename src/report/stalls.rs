@@ -53,6 +53,7 @@ const NAMES: [(&str, &str); Cause::COUNT] = [
 /// The time that a consumer has waited, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stalls {
+    /// Nanoseconds by cause, in the order of [`Cause::ALL`].
     ns: [u64; Cause::COUNT],
 }
 
@@ -64,7 +65,8 @@ impl Stalls {
         *sum = sum.saturating_add(waited_ns);
     }
 
-    /// Adds a wait, divided in proportion to `shares`, one for each cause; `false` if all shares are 0.
+    /// Adds a wait, divided in proportion to `shares`, one for each cause. Returns false, and adds nothing, if all
+    /// shares are 0.
     pub(crate) fn divide(&mut self, waited: Duration, shares: &[u64; Cause::COUNT]) -> bool {
         let waited_ns = nanos(waited);
         let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();

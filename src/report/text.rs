@@ -1,5 +1,5 @@
-//! Formats numbers for people: counts in full, other quantities with a unit and mostly three digits. Escapes
-//! strings of others for a terminal.
+//! Text for people: numbers (counts in full, other quantities with a unit and mostly three digits), and strings from
+//! elsewhere, escaped for a terminal.
 
 use std::borrow::Cow;
 use std::time::Duration;

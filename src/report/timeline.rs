@@ -90,14 +90,20 @@ pub struct Epoch {
     pub counts: Counts,
 }
 
-/// The course of a run over time.
+/// The course of a run over time. Times count from the start of the run.
 #[derive(Debug, Clone)]
 pub struct Timeline {
+    /// Length of a bucket.
     width_ns: u64,
+    /// Counters of consecutive buckets from the start of the run.
     buckets: Vec<Counts>,
+    /// The first and the last epochs.
     epochs: Vec<Epoch>,
+    /// The number of epochs between them that are left out.
     epochs_left_out: u64,
+    /// Counters of the whole run.
     total: Counts,
+    /// Durations of the calls for batches.
     waits: Histogram,
     /// Time of the last delivery.
     end_ns: u64,
@@ -244,6 +250,7 @@ impl Timeline {
         index
     }
 
+    /// Merges pairs of neighbouring buckets.
     fn merge(&mut self) {
         let len = self.buckets.len();
         for index in 0..len.div_ceil(2) {
@@ -267,7 +274,8 @@ impl Timeline {
         self.spread(call, handing_ns, |counts, ns| counts.handing += Duration::from_nanos(ns));
     }
 
-    /// Divides `amount` among the buckets of `range`, in proportion to each bucket's part of the range.
+    /// Divides `amount` among the buckets of `range`, in ns, in proportion to each bucket's part of the range. `add`
+    /// adds a part to a bucket.
     fn spread(&mut self, range: Range<u64>, amount: u64, mut add: impl FnMut(&mut Counts, u64)) {
         if amount == 0 {
             return;

@@ -55,7 +55,9 @@ pub(crate) enum EventKind {
 /// The newest events of a thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Events {
+    /// The newest events, oldest first.
     kept: VecDeque<Event>,
+    /// The number of older events, which were dropped.
     dropped: u64,
 }
 
@@ -107,6 +109,7 @@ pub(crate) fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Time
 struct Lines(Vec<String>);
 
 impl Lines {
+    /// Names the process or a thread: `kind` is `process_name` or `thread_name`.
     fn name(&mut self, kind: &str, thread: u32, name: &str) {
         self.push(
             json!({"ph": "M", "name": kind, "pid": 1, "tid": thread, "args": {"name": name}}),
@@ -144,6 +147,7 @@ impl Lines {
         }
     }
 
+    /// Adds the rates of each bucket of the timeline.
     fn counters(&mut self, timeline: &Timeline) {
         for (begin, len, counts) in timeline.buckets() {
             let seconds = len.as_secs_f64().max(1e-9);
@@ -156,6 +160,7 @@ impl Lines {
         }
     }
 
+    /// Adds a span of time.
     fn slice(&mut self, thread: u32, name: &str, (begin, len): (Duration, Duration), args: Value) {
         self.push(json!({
             "ph": "X", "cat": "dlfs", "name": name, "pid": 1, "tid": thread, "ts": micros(begin),
@@ -163,6 +168,7 @@ impl Lines {
         }));
     }
 
+    /// Adds a value of a counter.
     fn counter(&mut self, thread: u32, name: &str, at: Duration, args: Value) {
         self.push(json!({
             "ph": "C", "cat": "dlfs", "name": name, "pid": 1, "tid": thread, "ts": micros(at), "args": args,

@@ -14,7 +14,7 @@ use crate::format::superblock::{
     COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, Superblock, copy_index, copy_offset,
 };
 use crate::format::{FormatError, Uuid};
-use dlfs_base::error::{Error, ErrorKind, Result, invalid};
+use dlfs_base::error::{Error, ErrorKind, Result, ensure, invalid};
 use dlfs_base::units::Generation;
 
 /// The consistent superblocks of all namespaces of an image.
@@ -140,11 +140,9 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
     for (index, superblock) in newest.iter().enumerate() {
         let expected = first.layout.uuid;
         let found = superblock.layout.uuid;
-        if expected != found {
-            return Err(invalid(format!(
-                "namespace {index} of the list belongs to image {found}, others to {expected}"
-            )));
-        }
+        ensure(expected == found, || {
+            format!("namespace {index} of the list belongs to image {found}, others to {expected}")
+        })?;
         let namespace = superblock.namespace;
         match order.get_mut(usize::from(namespace)) {
             Some(slot @ None) => *slot = Some(index),

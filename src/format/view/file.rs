@@ -8,7 +8,7 @@ use crate::format::cursor::{Cursor, put_number, put_string, utf8};
 use crate::format::error::{at_most, enough, out_of_range};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::checksum::{crc32c, crc32c_append};
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 use dlfs_base::units::Generation;
 
 use super::{IdSet, View, other_generation, other_image};
@@ -78,14 +78,14 @@ impl ViewFile {
         let Some(first) = views.first() else {
             return Err(invalid("a file of views has at least one"));
         };
-        if views.len() > usize::from(u16::MAX) {
-            return Err(invalid(format!("a file has at most 65535 views, not {}", views.len())));
-        }
+        ensure(views.len() <= usize::from(u16::MAX), || {
+            format!("a file has at most 65535 views, not {}", views.len())
+        })?;
         for (at, named) in views.iter().enumerate() {
             check_name(&named.name).map_err(invalid)?;
-            if views[..at].iter().any(|other| other.name == named.name) {
-                return Err(invalid(format!("two views are called {}", named.name)));
-            }
+            ensure(views[..at].iter().all(|other| other.name != named.name), || {
+                format!("two views are called {}", named.name)
+            })?;
             let one = &first.view;
             let other = &named.view;
             if one.image != other.image {

@@ -24,7 +24,7 @@ use file::check_name;
 
 use crate::directory::{Directory, ViewMark};
 use crate::format::{FormatError, Uuid};
-use dlfs_base::error::{Error, ErrorKind, Result, invalid};
+use dlfs_base::error::{Error, ErrorKind, Result, ensure, invalid};
 use dlfs_base::permutation::Key;
 use dlfs_base::units::{Generation, SampleId};
 
@@ -109,10 +109,9 @@ impl View {
     }
 
     fn of_splits(directory: &Directory, ids: IdSet, splits: u32) -> Result<View> {
-        if ids.is_empty() {
-            let of = directory.num_live();
-            return Err(invalid(format!("none of {of} samples is selected")));
-        }
+        ensure(!ids.is_empty(), || {
+            format!("none of {} samples is selected", directory.num_live())
+        })?;
         Ok(View::new(directory.uuid(), directory.generation(), ids, splits))
     }
 

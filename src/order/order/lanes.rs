@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::spec::HexId;
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
 
@@ -152,18 +152,15 @@ impl LaneSpec {
     /// There are fewer lanes than ranks, or no such rank. The number of lanes or the length of windows is out of range.
     fn check(self, rank: u32, world_size: u32) -> Result<()> {
         let LaneSpec { lanes, window_bytes, .. } = self;
-        if rank >= world_size {
-            return Err(invalid(format!("there is no rank {rank} of {world_size}")));
-        }
-        if !(1..=MOST_LANES).contains(&lanes) || !(1..=MOST_WINDOW_BYTES).contains(&window_bytes) {
-            let text = format!("no epoch has {lanes} lanes and windows of {window_bytes} bytes");
-            return Err(invalid(text));
-        }
-        if lanes < world_size {
-            let text = format!("an epoch of {lanes} lanes cannot go to {world_size} ranks");
-            return Err(invalid(text).hint("go on with fewer ranks until the epoch ends"));
-        }
-        Ok(())
+        ensure(rank < world_size, || format!("there is no rank {rank} of {world_size}"))?;
+        let is_possible =
+            (1..=MOST_LANES).contains(&lanes) && (1..=MOST_WINDOW_BYTES).contains(&window_bytes);
+        ensure(is_possible, || {
+            format!("no epoch has {lanes} lanes and windows of {window_bytes} bytes")
+        })?;
+        let text = || format!("an epoch of {lanes} lanes cannot go to {world_size} ranks");
+        ensure(lanes >= world_size, text)
+            .map_err(|error| error.hint("go on with fewer ranks until the epoch ends"))
     }
 }
 
@@ -199,9 +196,10 @@ impl LaneState {
         let mut states = states.into_iter();
         let mut merged = states.next().ok_or_else(|| invalid("there is no state to merge"))?;
         for LaneState { version, shards, spec, places, turns } in states {
-            if (version, shards, spec) != (merged.version, merged.shards, merged.spec) {
-                return Err(invalid("the states of the ranks belong to different runs or epochs"));
-            }
+            ensure(
+                (version, shards, spec) == (merged.version, merged.shards, merged.spec),
+                || "the states of the ranks belong to different runs or epochs",
+            )?;
             for (lane, place) in places {
                 if *merged.places.entry(lane).or_insert(place) != place {
                     let text = format!("two states have different places in lane {lane}");
@@ -250,12 +248,10 @@ impl LaneState {
     pub fn from_json(text: &str) -> Result<LaneState> {
         let state: LaneState = serde_json::from_str(text)
             .map_err(|error| invalid("this is not a state of a first epoch").source(error))?;
-        if state.version != VERSION {
-            let found = state.version;
-            return Err(invalid(format!(
-                "a state of a first epoch of version {found}; this build knows {VERSION}"
-            )));
-        }
+        let found = state.version;
+        ensure(found == VERSION, || {
+            format!("a state of a first epoch of version {found}; this build knows {VERSION}")
+        })?;
         Ok(state)
     }
 

@@ -35,7 +35,7 @@ pub mod weighted;
 use std::ops::Range;
 use std::sync::Arc;
 
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{Epoch, SampleId};
 
@@ -132,13 +132,13 @@ impl EpochOrder {
         spec.check()?;
         spec.check_epoch(epoch)?;
         let samples = population.num_live();
-        if let Some(weights) = weights
-            && (spec.kind != weights.kind() || weights.num_samples() != samples)
-        {
+        if let Some(weights) = weights {
             let weighed = weights.num_samples();
-            return Err(invalid(format!(
-                "the order names other weights: these weigh {weighed} samples, and there are {samples}"
-            )));
+            ensure(spec.kind == weights.kind() && weighed == samples, || {
+                format!(
+                    "the order names other weights: these weigh {weighed} samples, and there are {samples}"
+                )
+            })?;
         }
         let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
         let sequence = match spec.kind {

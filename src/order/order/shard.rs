@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::spec::EMPTY_WORLD;
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure};
 
 /// The share of one rank in an epoch: the rule of PyTorch's `DistributedSampler`.
 ///
@@ -69,13 +69,10 @@ impl Shard {
     /// # Errors
     /// The rank does not exist, or the world size is 0.
     pub fn new(rank: u32, world_size: u32, tail: Tail) -> Result<Shard> {
-        if world_size == 0 {
-            return Err(invalid(EMPTY_WORLD));
-        }
-        if rank >= world_size {
-            let text = format!("rank {rank} of a world of {world_size}: ranks count from 0");
-            return Err(invalid(text));
-        }
+        ensure(world_size > 0, || EMPTY_WORLD)?;
+        ensure(rank < world_size, || {
+            format!("rank {rank} of a world of {world_size}: ranks count from 0")
+        })?;
         Ok(Shard { rank, world_size, consumed: 0, tail, seats: 1 })
     }
 

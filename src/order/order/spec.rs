@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 use dlfs_base::units::Epoch;
 use dlfs_format::format::Uuid;
 
@@ -111,10 +111,9 @@ impl OrderSpec {
             OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
             _ => MAX_EPOCHS,
         };
-        if epoch.0 < limit {
-            return Ok(());
-        }
-        Err(invalid(format!("epochs of this order go to {}, not {}", limit - 1, epoch.0)))
+        ensure(epoch.0 < limit, || {
+            format!("epochs of this order go to {}, not {}", limit - 1, epoch.0)
+        })
     }
 
     /// The order with which a run of `world_size` ranks starts: grouped order without a number of lanes gets

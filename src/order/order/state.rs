@@ -8,7 +8,7 @@ use super::budget::{Budget, RowPlace, wrong_place};
 use super::mixture::MixtureSpec;
 use super::spec::HexId;
 use super::{OrderKind, OrderSpec};
-use dlfs_base::error::{Error, ErrorKind, Result, invalid};
+use dlfs_base::error::{Error, ErrorKind, Result, ensure, invalid};
 use dlfs_base::permutation::Key;
 use dlfs_base::units::{Epoch, Generation};
 
@@ -135,12 +135,10 @@ impl State {
     pub fn from_json(text: &str) -> Result<State> {
         let state: State = serde_json::from_str(text)
             .map_err(|error| invalid("this is not a reading state").source(error))?;
-        if !(VERSION..=VERSION_OF_ROWS).contains(&state.version) {
-            let found = state.version;
-            return Err(invalid(format!(
-                "a reading state of version {found}; this build knows up to {VERSION_OF_ROWS}"
-            )));
-        }
+        let found = state.version;
+        ensure((VERSION..=VERSION_OF_ROWS).contains(&found), || {
+            format!("a reading state of version {found}; this build knows up to {VERSION_OF_ROWS}")
+        })?;
         if let Some(budget) = &state.budget {
             budget.check()?;
         }
@@ -170,33 +168,26 @@ impl State {
         len: u64,
     ) -> Result<()> {
         let open = HexId(image);
-        if self.mixture.is_some() {
-            let text = format!("the state belongs to a mixture, and this is image {open}");
-            return refused(text, OTHER_DATA);
-        }
-        if self.image != open {
-            let state = self.image;
-            let text = format!("the state belongs to image {state}, and this is image {open}");
-            return refused(text, OTHER_DATA);
-        }
+        agree(self.mixture.is_none(), OTHER_DATA, || {
+            format!("the state belongs to a mixture, and this is image {open}")
+        })?;
+        agree(self.image == open, OTHER_DATA, || {
+            format!("the state belongs to image {}, and this is image {open}", self.image)
+        })?;
         if self.generation != generation {
             return Err(of_another_generation(self.generation, generation));
         }
         let view = view.map(HexId);
-        if self.view != view {
-            let text = format!(
-                "the state counts samples of {}, and this is {}",
-                view_text(self.view),
-                view_text(view)
-            );
-            let hint = match self.view {
-                Some(_) => {
-                    "open the view that the run began with: a view of the same samples has the same hash"
-                }
-                None => "open the whole data set, or start anew",
-            };
-            return refused(text, hint);
-        }
+        let hint = match self.view {
+            Some(_) => {
+                "open the view that the run began with: a view of the same samples has the same hash"
+            }
+            None => "open the whole data set, or start anew",
+        };
+        agree(self.view == view, hint, || {
+            let [state, open] = [self.view, view].map(view_text);
+            format!("the state counts samples of {state}, and this is {open}")
+        })?;
         self.check_order(order, world_size, len)
     }
 
@@ -215,48 +206,36 @@ impl State {
             let text = format!(
                 "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
             );
-            return refused(
-                text,
+            return Err(invalid(text).hint(
                 "start as many ranks as before; or, between epochs, begin new shares: the option restart_shares, in \
                  the command --restart-shares",
-            );
+            ));
         }
         if let (
             OrderKind::Weighted { weights: state, .. },
             OrderKind::Weighted { weights: asked, .. },
         ) = (order.kind, asked.kind)
-            && state != asked
         {
-            return refused(
-                format!("the state draws by weights {state}, and these are weights {asked}"),
-                "resume with the weights of the state, number for number, or start anew, without the state",
-            );
+            let hint = "resume with the weights of the state, number for number, or start anew, without the state";
+            agree(state == asked, hint, || {
+                format!("the state draws by weights {state}, and these are weights {asked}")
+            })?;
         }
-        if !order.kind.continues(&asked.kind) {
-            return refused(
-                format!("the state's order is {}, and {} was asked for", order.kind, asked.kind),
-                "resume with the order of the state and its parameters, or start anew, without the state",
-            );
-        }
-        if order.seed != asked.seed {
-            return refused(
-                format!("the state's seed is {}, and {} was asked for", order.seed, asked.seed),
-                "resume with the seed of the state, or start anew, without the state",
-            );
-        }
-        if consumed > self.len_of_epoch(len) {
-            let text = format!("the state has consumed {consumed} samples of an epoch of {len}");
-            return refused(text, START_ANEW);
-        }
-        match shares {
-            Some(ranks) if consumed < len && !consumed.is_multiple_of(ranks.max(1).into()) => {
-                let text = format!(
-                    "the state has consumed {consumed} samples, no multiple of its {ranks} ranks"
-                );
-                refused(text, START_ANEW)
-            }
-            _ => Ok(()),
-        }
+        let hint = "resume with the order of the state and its parameters, or start anew, without the state";
+        agree(order.kind.continues(&asked.kind), hint, || {
+            format!("the state's order is {}, and {} was asked for", order.kind, asked.kind)
+        })?;
+        let hint = "resume with the seed of the state, or start anew, without the state";
+        agree(order.seed == asked.seed, hint, || {
+            format!("the state's seed is {}, and {} was asked for", order.seed, asked.seed)
+        })?;
+        agree(consumed <= self.len_of_epoch(len), START_ANEW, || {
+            format!("the state has consumed {consumed} samples of an epoch of {len}")
+        })?;
+        let ranks = shares.filter(|_| consumed < len).unwrap_or(1);
+        agree(consumed.is_multiple_of(ranks.max(1).into()), START_ANEW, || {
+            format!("the state has consumed {consumed} samples, no multiple of its {ranks} ranks")
+        })
     }
 
     /// Checks that a run whose batches have the budget `asked`, or no budget, can resume from this state. Phases of
@@ -338,9 +317,9 @@ fn of_another_generation(state: Generation, open: Generation) -> Error {
     stale(text).hint(START_ANEW)
 }
 
-/// The error that a run cannot resume, as a result.
-fn refused(text: String, hint: &'static str) -> Result<()> {
-    Err(invalid(text).hint(hint))
+/// Checks that a run agrees with the state in one respect; otherwise the error has this text and `hint`.
+fn agree(agrees: bool, hint: &'static str, text: impl FnOnce() -> String) -> Result<()> {
+    ensure(agrees, text).map_err(|error| error.hint(hint))
 }
 
 /// The data set of a state, for a message.

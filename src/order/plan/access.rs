@@ -8,7 +8,7 @@ use crate::order::{
     Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, Shard, Sharding, Tail,
 };
 use crate::tier::Units;
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure};
 use dlfs_base::units::{Epoch, SampleId};
 use dlfs_format::directory::Directory;
 
@@ -54,9 +54,10 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
         tail: Tail,
     ) -> Result<TrainingRun<'a, P>> {
         order.check()?;
-        if let OrderKind::Weighted { .. } = order.kind {
-            return Err(invalid("a weighted order draws by weights, and there are none here"));
-        }
+        ensure(
+            !matches!(order.kind, OrderKind::Weighted { .. }),
+            || "a weighted order draws by weights, and there are none here",
+        )?;
         if let Some(last) = epochs.end.checked_sub(1).filter(|_| !epochs.is_empty()) {
             order.check_epoch(Epoch(last))?;
         }

@@ -24,7 +24,7 @@
 //! hit rates" (1998).
 
 use crate::order::HexId;
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 use dlfs_base::permutation::Key;
 
 /// A node of the job that holds chunks for all nodes.
@@ -58,12 +58,9 @@ impl ChunkHolders {
     /// # Errors
     /// There are no members or more than 65,535, or two members have the same id.
     pub fn new(image: HexId, members: &[Member], chunk_bytes: &[u64]) -> Result<ChunkHolders> {
-        if members.is_empty() || members.len() > MAX_MEMBERS {
-            return Err(invalid(format!(
-                "chunks are held by 1 to {MAX_MEMBERS} members, not {}",
-                members.len()
-            )));
-        }
+        ensure((1..=MAX_MEMBERS).contains(&members.len()), || {
+            format!("chunks are held by 1 to {MAX_MEMBERS} members, not {}", members.len())
+        })?;
         let mut ids: Vec<u64> = members.iter().map(|member| member.id).collect();
         ids.sort_unstable();
         if let Some(twice) = ids.windows(2).find(|ids| ids[0] == ids[1]) {

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::planner::MAX_RANKS;
-use dlfs_base::error::{Error, Result, invalid};
+use dlfs_base::error::{Error, Result, ensure};
 
 /// Bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -22,10 +22,7 @@ impl Rate {
 
     /// Returns an error if the rate is 0, at which a transfer never ends.
     fn check(self, what: &str) -> Result<()> {
-        if self.0 == 0 {
-            return Err(invalid(format!("the rate of {what} is 0")));
-        }
-        Ok(())
+        ensure(self.0 > 0, || format!("the rate of {what} is 0"))
     }
 
     /// Time for `len_bytes`, rounded up; `u64::MAX` at a rate of 0.
@@ -86,17 +83,13 @@ impl Curve {
 
     /// Checks the table. [`Curve::flat`] skips this check.
     fn check(&self, what: &str) -> Result<()> {
-        if self.points.is_empty() {
-            return Err(invalid(format!("the bandwidth table of {what} is empty")));
-        }
+        ensure(!self.points.is_empty(), || format!("the bandwidth table of {what} is empty"))?;
         for pair in self.points.windows(2) {
             let previous = pair[0].0;
             let next = pair[1].0;
-            if previous >= next {
-                return Err(invalid(format!(
-                    "the bandwidth table of {what} is not sorted: {next} follows {previous}"
-                )));
-            }
+            ensure(previous < next, || {
+                format!("the bandwidth table of {what} is not sorted: {next} follows {previous}")
+            })?;
         }
         self.points.iter().try_for_each(|(_, rate)| rate.check(what))
     }
@@ -180,9 +173,7 @@ impl Model {
     /// # Errors
     /// The first number that is out of range.
     pub fn check(&self) -> Result<()> {
-        if self.nodes == 0 {
-            return Err(invalid(format!("a plan is for 1 to {MAX_RANKS} ranks, not 0")));
-        }
+        ensure(self.nodes > 0, || format!("a plan is for 1 to {MAX_RANKS} ranks, not 0"))?;
         self.compute.check("compute")?;
         self.preprocess.check("preprocessing")?;
         self.network.check("the network")?;
@@ -239,9 +230,7 @@ pub(super) fn fastest(sources: impl IntoIterator<Item = (Source, Rate)>) -> Sour
 
 /// Checks that the rates of `stage`, called `what`, are above 0.
 fn check_stage(stage: &Stage, what: &str) -> Result<()> {
-    if stage.threads == 0 {
-        return Err(invalid(format!("{what} has no thread")));
-    }
+    ensure(stage.threads > 0, || format!("{what} has no thread"))?;
     stage.read.check(what)?;
     stage.write.check(what)?;
     // A rate below one byte per second and thread would be rounded to 0 per thread.

@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 
 use super::Accesses;
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 use dlfs_base::units::{Lba, SampleId};
 
 /// Plans one rank after another.
@@ -36,15 +36,13 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         lengths: &'a [u32],
         block_len_bytes: u32,
     ) -> Result<Planner<'a, A>> {
-        if !(512..=4096).contains(&block_len_bytes) || !block_len_bytes.is_power_of_two() {
-            return Err(invalid(format!(
-                "blocks have 512, 1024, 2048 or 4096 bytes, not {block_len_bytes}"
-            )));
-        }
+        ensure([512, 1024, 2048, 4096].contains(&block_len_bytes), || {
+            format!("blocks have 512, 1024, 2048 or 4096 bytes, not {block_len_bytes}")
+        })?;
         let ranks = accesses.num_ranks() as usize;
-        if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(invalid(format!("a plan is for 1 to {MAX_RANKS} ranks, not {ranks}")));
-        }
+        ensure((1..=MAX_RANKS).contains(&ranks), || {
+            format!("a plan is for 1 to {MAX_RANKS} ranks, not {ranks}")
+        })?;
         let frequencies = Frequencies::new(lengths.len());
         Ok(Planner { accesses, lengths, block_len_bytes, frequencies })
     }
@@ -62,10 +60,9 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         tiers: &[u64],
         visit: &mut dyn FnMut(PlannedCopy),
     ) -> Result<()> {
-        if tiers.len() > MAX_TIERS {
-            let text = format!("a rank has at most {MAX_TIERS} tiers, not {}", tiers.len());
-            return Err(invalid(text));
-        }
+        ensure(tiers.len() <= MAX_TIERS, || {
+            format!("a rank has at most {MAX_TIERS} tiers, not {}", tiers.len())
+        })?;
         if let Some(blocks) = tiers.iter().find(|&&blocks| blocks > MAX_BLOCKS) {
             return Err(invalid(format!("a tier has at most {MAX_BLOCKS} blocks, not {blocks}")));
         }

@@ -6,7 +6,7 @@
 
 use super::spec::as_integers;
 use super::{Batching, MixtureSpec, Part, SegmentDeal, Weight};
-use dlfs_base::error::{Result, invalid};
+use dlfs_base::error::{Result, ensure, invalid};
 
 /// Consecutive positions of one epoch and one phase.
 #[derive(Debug, Clone)]
@@ -133,36 +133,29 @@ fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>)> {
         let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
         spec.epoch_size.or_else(|| total(&samples)).unwrap_or(u64::MAX)
     };
-    if !(1..=MAX_EPOCH).contains(&size) {
-        return Err(invalid(format!(
-            "an epoch of a mixture has 1 to {MAX_EPOCH} samples, not {size}"
-        )));
-    }
+    ensure((1..=MAX_EPOCH).contains(&size), || {
+        format!("an epoch of a mixture has 1 to {MAX_EPOCH} samples, not {size}")
+    })?;
     let weights = spec.sources.iter().map(|source| source.weight()).collect();
     Ok((size, weights))
 }
 
 /// `weights` of `phase` as integers in the same proportions.
 pub(super) fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>> {
-    let Some(integers) = as_integers(weights) else {
-        return Err(invalid(format!(
-            "the weights of phase {phase} differ by more than 18 digits: write fewer"
-        )));
-    };
-    if integers.iter().all(|&weight| weight == 0) {
-        return Err(invalid(format!("all weights of phase {phase} are 0")));
-    }
+    let integers = as_integers(weights).ok_or_else(|| {
+        invalid(format!("the weights of phase {phase} differ by more than 18 digits: write fewer"))
+    })?;
+    ensure(integers.iter().any(|&weight| weight > 0), || {
+        format!("all weights of phase {phase} are 0")
+    })?;
     Ok(integers)
 }
 
 /// Checks that a length or start of `len` samples, called `what`, is a multiple of `batch`.
 fn check_units(what: &str, len: u64, batch: u64) -> Result<()> {
-    if len.is_multiple_of(batch) {
-        return Ok(());
-    }
-    Err(invalid(format!(
-        "batches of one source need {what} of whole batches of {batch}, not {len} samples"
-    )))
+    ensure(len.is_multiple_of(batch), || {
+        format!("batches of one source need {what} of whole batches of {batch}, not {len} samples")
+    })
 }
 
 /// The longest epoch: positions of a run of 2^24 epochs fit 64 bits.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use dlfs_base::error::{Error, Result, invalid};
+use dlfs_base::error::{Error, Result, ensure, invalid};
 
 /// A mixture: runs with equal specifications read equal sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,14 +124,10 @@ impl Source {
 impl MixtureSpec {
     /// Checks everything that does not depend on the length of an epoch.
     pub(super) fn check_sources(&self) -> Result<()> {
-        if self.sources.is_empty() {
-            return Err(invalid("a mixture has at least one source"));
-        }
+        ensure(!self.sources.is_empty(), || "a mixture has at least one source")?;
         for (i, source) in self.sources.iter().enumerate() {
             let name = &source.name;
-            if source.samples == 0 {
-                return Err(invalid(format!("source {name} has no samples")));
-            }
+            ensure(source.samples > 0, || format!("source {name} has no samples"))?;
             if let Some(same) = self.sources[..i].iter().find(|one| one.identity == source.identity)
             {
                 let first = &same.name;
@@ -143,12 +139,9 @@ impl MixtureSpec {
         self.check_phases()?;
         for (i, source) in self.sources.iter().enumerate() {
             let later = self.phases.iter().any(|phase| !phase.weights[i].is_zero());
-            if !later && source.is_nothing() {
-                let name = &source.name;
-                return Err(invalid(format!(
-                    "source {name} has a part of 0 in every phase: leave it out"
-                )));
-            }
+            ensure(later || !source.is_nothing(), || {
+                format!("source {} has a part of 0 in every phase: leave it out", source.name)
+            })?;
         }
         Ok(())
     }
@@ -157,17 +150,15 @@ impl MixtureSpec {
         let sources = self.sources.len();
         let mut before = 0;
         for (phase, Phase { from, weights }) in (1..).zip(&self.phases) {
-            if weights.len() != sources {
-                let weights = weights.len();
-                return Err(invalid(format!(
-                    "phase {phase} has {weights} weights for {sources} sources"
-                )));
-            }
-            if *from <= before {
-                return Err(invalid(format!(
+            let weights = weights.len();
+            ensure(weights == sources, || {
+                format!("phase {phase} has {weights} weights for {sources} sources")
+            })?;
+            ensure(*from > before, || {
+                format!(
                     "phase {phase} begins at {from} of the run, not after the one before, at {before}"
-                )));
-            }
+                )
+            })?;
             before = *from;
         }
         Ok(())
@@ -185,6 +176,7 @@ impl MixtureSpec {
         }
     }
 
+    /// The first difference from `old` that prevents it, in words.
     fn difference(&self, old: &MixtureSpec, consumed: u64) -> Option<String> {
         let begun = |spec: &MixtureSpec| spec.phases.partition_point(|phase| phase.from < consumed);
         let had = old.sources.len();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::spec::{HexId, MAX_EPOCH_SIZE, OrderKind, OrderSpec};
-use dlfs_base::error::{Error, Result, invalid};
+use dlfs_base::error::{Error, Result, ensure, invalid};
 use dlfs_base::permutation::Key;
 
 /// The weight of each sample in weighted order.
@@ -277,14 +277,10 @@ impl Weighted {
     }
 }
 
+/// Checks that weights are possible for `len` samples.
 fn check_len(len: u64) -> Result<()> {
-    match len {
-        0 => Err(invalid(ALL_ZERO)),
-        len if len > MAX_SAMPLES => {
-            Err(invalid(format!("{len} samples: weights are for at most {MAX_SAMPLES}")))
-        }
-        _ => Ok(()),
-    }
+    ensure(len > 0, || ALL_ZERO)?;
+    ensure(len <= MAX_SAMPLES, || format!("{len} samples: weights are for at most {MAX_SAMPLES}"))
 }
 
 /// Checks that each weight is valid, and that weights and samples have the same labels.
@@ -293,11 +289,9 @@ fn check_labels(weights: &BTreeMap<i64, f64>, members: &BTreeMap<i64, Vec<u32>>)
         if !is_weight(weight) {
             return Err(no_weight(format_args!("label {label}"), weight));
         }
-        if !members.contains_key(&label) {
-            return Err(invalid(format!(
-                "no sample has label {label}, for which a weight is given"
-            )));
-        }
+        ensure(members.contains_key(&label), || {
+            format!("no sample has label {label}, for which a weight is given")
+        })?;
     }
     for (&label, members) in members {
         if !weights.contains_key(&label) {
@@ -326,9 +320,7 @@ pub fn not_one_each(given: u64, samples: u64) -> Error {
 /// `weights` divided by the largest, so that their sum is finite.
 fn relative(mut weights: Vec<f64>) -> Result<Vec<f64>> {
     let most = weights.iter().copied().fold(0.0, f64::max);
-    if most == 0.0 {
-        return Err(invalid(ALL_ZERO));
-    }
+    ensure(most > 0.0, || ALL_ZERO)?;
     weights.iter_mut().for_each(|weight| *weight /= most);
     Ok(weights)
 }
