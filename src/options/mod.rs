@@ -494,8 +494,8 @@ fn within(name: &str, number: impl Into<u64>, least: u64) -> Result<()> {
     ensure(number >= least, || format!("{name} is at least {least}, not {number}"))
 }
 
-/// An error of the option `name`: if the text of the option is invalid, the error names the option; errors of a file are
-/// returned unchanged.
+/// An error of the option `name`: if the text of the option is invalid, the error names the option; errors of a file
+/// are returned unchanged.
 fn about(name: &str, error: Error) -> Error {
     if error.kind() == ErrorKind::InvalidArgument {
         invalid(format!("{name}: {}", error.report()))

@@ -1,5 +1,5 @@
-//! The options of batches by tokens: a budget of tokens per batch ([`Tokens`]), and rows of tokens, arrays of fixed length
-//! that documents fill ([`Rows`]).
+//! The options of batches by tokens: a budget of tokens per batch ([`Tokens`]), and rows of tokens, arrays of fixed
+//! length that documents fill ([`Rows`]).
 
 use std::path::PathBuf;
 

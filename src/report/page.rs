@@ -131,8 +131,8 @@ impl Column {
     }
 }
 
-/// The columns of a run: at most one for every [`BATCHES_A_COLUMN`] batches, or [`MIN_COLUMNS`] if that is more, and never
-/// more than [`MAX_COLUMNS`].
+/// The columns of a run: at most one for every [`BATCHES_A_COLUMN`] batches, or [`MIN_COLUMNS`] if that is more, and
+/// never more than [`MAX_COLUMNS`].
 fn columns(timeline: &Timeline) -> Vec<Column> {
     let buckets: Vec<_> = timeline.buckets().collect();
     let batches = usize::try_from(timeline.total().batches).unwrap_or(usize::MAX);

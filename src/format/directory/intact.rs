@@ -1,5 +1,5 @@
-//! Verifies samples: all that lie in a byte range of a namespace ([`Intact`]), or one of a plain folder, by the checksum
-//! computed at its first read ([`Learned`]).
+//! Verifies samples: all that lie in a byte range of a namespace ([`Intact`]), or one of a plain folder, by the
+//! checksum computed at its first read ([`Learned`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -183,10 +183,7 @@ impl Directory {
     /// The extent of the sample; `None` if no live sample has this id. At most 31 steps from a checkpoint.
     #[inline]
     pub fn extent(&self, id: SampleId) -> Option<Extent> {
-        if !self.is_live(id) {
-            return None;
-        }
-        Some(self.columns.extent(self.slot_of(id)?, &self.layout))
+        Some(self.columns.extent(self.live_slot(id)?, &self.layout))
     }
 
     /// Appends the extents of `ids` to `out`, in the order of `ids`; `None` where no live sample has the id.
@@ -195,18 +192,14 @@ impl Directory {
     /// Same results as [`extent`](Self::extent) for each id, but faster: the cache misses of many ids overlap.
     pub fn extents(&self, ids: &[SampleId], slots: &mut Vec<Slot>, out: &mut Vec<Option<Extent>>) {
         slots.clear();
-        let there = |&id: &SampleId| if self.is_live(id) { self.slot_of(id) } else { None };
-        slots.extend(ids.iter().map(|id| there(id).unwrap_or(NO_SLOT)));
+        slots.extend(ids.iter().map(|&id| self.live_slot(id).unwrap_or(NO_SLOT)));
         self.columns.extents(slots, &self.layout, out);
     }
 
     /// Length of the sample in bytes; `None` if no live sample has this id.
     #[inline]
     pub fn len_bytes(&self, id: SampleId) -> Option<u32> {
-        if !self.is_live(id) {
-            return None;
-        }
-        Some(self.columns.len_bytes(self.slot_of(id)?))
+        Some(self.columns.len_bytes(self.live_slot(id)?))
     }
 
     /// The lengths of the samples at `slots` in bytes; also of samples that are not live.
@@ -566,6 +559,12 @@ impl Directory {
     /// least 1; 0 while the tree is not loaded.
     pub fn tree_height(&self) -> u32 {
         self.tree.get().map_or(0, Tree::height)
+    }
+
+    /// The slot of a live sample; `None` if no live sample has this id.
+    #[inline]
+    fn live_slot(&self, id: SampleId) -> Option<Slot> {
+        if self.is_live(id) { self.slot_of(id) } else { None }
     }
 
     /// Index of the part that contains this id or slot.

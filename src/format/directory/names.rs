@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use zerocopy::little_endian::U64;
 
 use crate::directory::Bytes;
-use crate::directory::tree::id_width;
+use crate::directory::tree::{id_width, read_id};
 use crate::format::FormatError;
 use crate::format::cursor::Cursor;
 use crate::format::error::{at_most, equal};
@@ -116,12 +116,9 @@ impl Names {
     /// The id at `rank` in the order of names.
     pub(crate) fn at_rank(&self, rank: u64) -> u64 {
         let Some(order) = &self.order else { return rank };
-        let width = id_width(self.num_samples);
-        let at = rank as usize * width;
-        let mut id = [0; 8];
-        id[..width].copy_from_slice(&order[at..at + width]);
+        let id = read_id(order, rank as usize, id_width(self.num_samples));
         // The order on media may contain an invalid id: it is read as the last id.
-        u64::from_le_bytes(id).min(self.num_samples - 1)
+        id.min(self.num_samples - 1)
     }
 
     /// The first rank at or after `from` whose name is greater than or equal to `name`.

@@ -217,12 +217,10 @@ impl Tree {
         Some(node)
     }
 
+    /// The id of the leaf key at `index`.
     #[inline]
     fn id(&self, index: usize) -> u64 {
-        let mut id = [0; 8];
-        let at = index * self.id_width;
-        id[..self.id_width].copy_from_slice(&self.ids[at..at + self.id_width]);
-        u64::from_le_bytes(id)
+        read_id(&self.ids, index, self.id_width)
     }
 
     pub(crate) fn height(&self) -> u32 {
@@ -310,6 +308,14 @@ fn level_sizes(len: u64) -> Vec<u64> {
 /// Bytes per id in the columns of an image with `num_samples` samples.
 pub(crate) fn id_width(num_samples: u64) -> usize {
     if num_samples <= 1 << 32 { 4 } else { 5 }
+}
+
+/// The id at `index` of a column of ids of `width` bytes each.
+#[inline]
+pub(crate) fn read_id(ids: &[u8], index: usize, width: usize) -> u64 {
+    let mut id = [0; 8];
+    id[..width].copy_from_slice(&ids[index * width..][..width]);
+    u64::from_le_bytes(id)
 }
 
 /// Keys per node: they fill two cache lines, and a search compares all of them without branches.

@@ -1,5 +1,5 @@
-//! Columns of numbers by id, read without I/O: the labels ([`Labels`]), and the typed columns ([`Column`]), whose values
-//! are stored as labels are.
+//! Columns of numbers by id, read without I/O: the labels ([`Labels`]), and the typed columns ([`Column`]), whose
+//! values are stored as labels are.
 //!
 //! The values of typed columns have the same bytes in memory as in the snapshot's section. The section begins with the
 //! number of columns. For each column follow its name, the number of its type, the bytes per value and, for type str,

@@ -250,7 +250,8 @@ pub struct ColumnTable {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableColumn {
     pub(crate) spec: ColumnSpec,
-    /// By row: an int; the bits of an f64; a bool as 0 or 1; or an index into `texts`. No value is [`none_of`] the type.
+    /// By row: an int; the bits of an f64; a bool as 0 or 1; or an index into `texts`. No value is [`none_of`] the
+    /// type.
     raw: Vec<i64>,
     /// The distinct strings, and the index of each.
     texts: Vec<String>,

@@ -27,8 +27,8 @@
 //! Every listed entry can be looked up, with the same inode number. A position in a listing (a *cookie*) stays valid
 //! within a generation: a listing that continues there returns exactly the entries that were not returned before.
 //!
-//! Read this file first, then `listing.rs` (the entries of a folder) and `attributes.rs`. `epochs.rs` detects the epochs
-//! of a program from the files that it opens.
+//! Read this file first, then `listing.rs` (the entries of a folder) and `attributes.rs`. `epochs.rs` detects the
+//! epochs of a program from the files that it opens.
 
 mod attributes;
 mod epochs;

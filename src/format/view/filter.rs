@@ -406,7 +406,8 @@ impl Binding<'_> {
         })
     }
 
-    /// The label of the class called `name`, a string at byte offset `at`. `is_equal`: the comparison is one of equality.
+    /// The label of the class called `name`, a string at byte offset `at`. `is_equal`: the comparison is one of
+    /// equality.
     fn class(
         &self,
         test: &Test,

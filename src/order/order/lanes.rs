@@ -121,8 +121,8 @@ impl LaneSpec {
     }
 
     /// Visits the samples of the whole epoch, by shard and index in the shard, once all are known. `shards` is the
-    /// number of shards; `lens_of` returns the lengths of a shard's samples in bytes. In each step, each of `world_size`
-    /// ranks takes `batch` samples.
+    /// number of shards; `lens_of` returns the lengths of a shard's samples in bytes. In each step, each of
+    /// `world_size` ranks takes `batch` samples.
     ///
     /// # Errors
     /// There are fewer lanes than ranks.

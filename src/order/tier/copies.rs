@@ -306,8 +306,8 @@ const CHECKS: usize = 3;
 const AWAITED: usize = 4;
 const NUM_AWAITED: usize = 4;
 
-/// The number of words per unit. They are: the location, and the sets of reserved pages, of pages under way, and of pages
-/// that have copies.
+/// The number of words per unit. They are: the location, and the sets of reserved pages, of pages under way, and of
+/// pages that have copies.
 const UNIT_WORDS: usize = 4;
 const LOCATION: usize = 0;
 const RESERVED: usize = 1;

@@ -1,9 +1,9 @@
 //! The index of a tier on local storage, which records the tier's data set and copies across restarts.
 //!
 //! The index is at the start of the tier's file or device; the copies follow. Only a new header is flushed: copies are
-//! verified by their checksum before use. The checksum proves that copies are intact, but not which data set they belong
-//! to. So each entry is bound to the header by the header's checksum: a power loss may leave entries of another data set
-//! behind a new header, and such entries are ignored.
+//! verified by their checksum before use. The checksum proves that copies are intact, but not which data set they
+//! belong to. So each entry is bound to the header by the header's checksum: a power loss may leave entries of another
+//! data set behind a new header, and such entries are ignored.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};

@@ -12,8 +12,8 @@
 //! All processes of a node share the table. A read of a copy loads two words for each touched unit, and the number
 //! of evictions before and after.
 //!
-//! There are two policies that keep copies. Neither evicts or migrates during a run, since an epoch reads all samples in random
-//! order and an eviction would only trade one copy for another:
+//! There are two policies that keep copies. Neither evicts or migrates during a run, since an epoch reads all samples
+//! in random order and an eviction would only trade one copy for another:
 //!
 //! - *first-touch* (Monarch): the first read of a page reserves room in the fastest tier that has some; the read
 //!   itself is served from the data's current place. If a sample of 64 KiB or more is read in part, it is kept

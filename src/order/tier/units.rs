@@ -428,8 +428,8 @@ fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut 
     end(&mut small, runs);
 }
 
-/// Divides a range of pages into units, which are kept together if they belong to one sample. `begins_before`: the first
-/// sample begins in the page before.
+/// Divides a range of pages into units, which are kept together if they belong to one sample. `begins_before`: the
+/// first sample begins in the page before.
 fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &mut Vec<Unit>) {
     let first = units.len() as u32;
     let mut page = pages.start;

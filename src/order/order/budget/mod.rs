@@ -55,8 +55,8 @@ pub struct Deal<T> {
     epoch: Epoch,
     /// The number of positions of the epoch.
     len: u64,
-    /// Rank and world size. Batches are counted from `consumed`. A place of several ranks takes the batches of its ranks
-    /// in turn.
+    /// Rank and world size. Batches are counted from `consumed`. A place of several ranks takes the batches of its
+    /// ranks in turn.
     shard: Shard,
     /// The windows with batches that are not dealt yet, or that belong to the current round.
     windows: VecDeque<CutWindow<T>>,

@@ -126,8 +126,8 @@ impl Budget {
         std::iter::once(self.row_len()).chain(self.phases.iter().map(|phase| phase.seq_len.into()))
     }
 
-    /// The most tokens of a batch of rows. `rows` has the number of rows of a batch in each phase; its last number holds
-    /// for all later phases.
+    /// The most tokens of a batch of rows. `rows` has the number of rows of a batch in each phase; its last number
+    /// holds for all later phases.
     pub fn most_tokens(&self, rows: &[u32]) -> u64 {
         let last = rows.last().copied().unwrap_or(0);
         let rows = rows.iter().copied().chain(std::iter::repeat(last));

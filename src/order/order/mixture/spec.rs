@@ -100,6 +100,7 @@ impl Source {
         }
     }
 
+    /// Returns whether the source has no samples in the first phase.
     fn is_nothing(&self) -> bool {
         match self.part {
             Part::Weight(weight) => weight.is_zero(),
@@ -263,6 +264,7 @@ impl FromStr for Phase {
     }
 }
 
+/// The beginning of `text`, for an error message.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -274,6 +276,7 @@ pub(super) fn shortened(text: &str) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Weight {
+    /// All digits, as a whole number.
     digits: u64,
     /// Digits after the decimal point. The last digit is not 0.
     decimals: u32,
@@ -299,6 +302,7 @@ impl Weight {
         Weight { digits, decimals: 0 }
     }
 
+    /// The weight `digits` / 10^`decimals`, without trailing zeros after the decimal point.
     fn normal(mut digits: u64, mut decimals: u32) -> Weight {
         while decimals > 0 && digits.is_multiple_of(10) {
             (digits, decimals) = (digits / 10, decimals - 1);
@@ -334,6 +338,7 @@ impl FromStr for Weight {
     }
 }
 
+/// Parses a decimal number; `None` if it is none, or has too many digits.
 fn parse(text: &str) -> Option<Weight> {
     let (number, exponent) = match text.split_once(['e', 'E']) {
         Some((number, exponent)) => (number, exponent.parse::<i32>().ok()?),
@@ -390,6 +395,7 @@ impl From<Weight> for String {
     }
 }
 
+/// The most digits of a weight, before and after the decimal point together.
 const MAX_DIGITS: usize = 18;
 
 #[cfg(test)]

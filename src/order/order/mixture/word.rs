@@ -1,4 +1,5 @@
-//! The word of a mixture: a balanced sequence of sources, any position of which is computed from a tree.
+//! The *word* of a mixture, in the sense of combinatorics: a sequence of letters, which here are sources. It is
+//! balanced, and each position is computed from a tree.
 
 use std::collections::VecDeque;
 
@@ -14,18 +15,23 @@ use dlfs_base::permutation::Key;
 pub(super) struct Word {
     branches: Vec<Branch>,
     root: Side,
+    /// The number of positions.
     len: u64,
 }
 
+/// A branch of the tree, which divides its positions between two sides.
 #[derive(Debug, Clone, Copy)]
 struct Branch {
+    /// The number of positions of both sides, and of the left side.
     len: u64,
     left: u64,
-    /// The start of the line; less than `len`.
+    /// The start of Bresenham's line; less than `len`.
     offset: u64,
+    /// The left and the right side.
     sides: [Side; 2],
 }
 
+/// One side of a branch: the index of another branch, or the number of a source.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     Branch(u32),
