@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::tokens::Tokens;
-use super::{Choice, Seconds, Size, invalid, within};
+use super::{Choice, Kind, Seconds, Size, invalid, within};
 use crate::error::{Error, Result, ensure};
 use crate::gpu::Pin;
 use crate::order::weighted::Draws;
@@ -322,24 +322,6 @@ pub struct Order {
     /// Partial: fraction of each share that moves to other ranks in an epoch, 0 to 1 [default: 0.1].
     #[cfg_attr(feature = "clap", arg(long, value_name = "Q"))]
     pub exchange: Option<f64>,
-}
-
-/// The kinds of orders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Kind {
-    /// A full shuffle of all samples.
-    #[default]
-    Global,
-    /// Whole chunks at a time, shuffled in groups.
-    Grouped,
-    /// No shuffle.
-    Sequential,
-    /// A share of its own for each rank.
-    Local,
-    /// Like `Local`, but a fraction of each share moves to other ranks.
-    Partial,
-    /// Samples that are drawn by weights.
-    Weighted,
 }
 
 impl Order {

@@ -36,9 +36,9 @@ use crate::shards::ShardOptions;
 use crate::store::StoreOptions;
 use crate::tier::{Policy, Stop};
 
-pub use load::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Load, Order, Read};
+pub use load::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Load, Order, Read};
 pub use tokens::{Rows, Tokens};
-pub use values::{Choice, Named, Seconds, Size};
+pub use values::{Choice, Kind, Named, Seconds, Size};
 
 /// How to connect to namespaces, and how to read files and folders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

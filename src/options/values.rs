@@ -8,7 +8,6 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::load::Kind;
 use crate::dataset::LongDocuments;
 use crate::folders::Links;
 use crate::gpu::Pin;
@@ -153,6 +152,24 @@ impl<T: Named> clap::builder::ValueParserFactory for Choice<T> {
         let names = PossibleValuesParser::new(T::NAMES.iter().map(|&(name, _)| name));
         ValueParser::new(names.try_map(|name| name.parse::<Choice<T>>()))
     }
+}
+
+/// The kinds of orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kind {
+    /// A full shuffle of all samples.
+    #[default]
+    Global,
+    /// Whole chunks at a time, shuffled in groups.
+    Grouped,
+    /// No shuffle.
+    Sequential,
+    /// A share of its own for each rank.
+    Local,
+    /// Like `Local`, but a fraction of each share moves to other ranks.
+    Partial,
+    /// Samples that are drawn by weights.
+    Weighted,
 }
 
 // The names of the values that options choose from, in the order of C's numbers.

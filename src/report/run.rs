@@ -205,7 +205,7 @@ fn remedy(report: &Report, cause: Cause) -> String {
     format!("{}: {remedy}", cause.noun())
 }
 
-/// What to do about waits for reads.
+/// The remedy for waits for reads.
 fn faster_reads(report: &Report) -> String {
     let places = &report.timeline.total().places;
     let full = report.tiers.iter().find(|tier| tier.used_bytes * 20 >= tier.capacity_bytes * 19);

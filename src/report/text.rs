@@ -94,6 +94,7 @@ fn three_digits(value: f64) -> String {
     }
 }
 
+/// Units of bytes, each 1000 times the one before.
 const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
 
 #[cfg(test)]

@@ -185,8 +185,9 @@ fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }
 
-/// Numbers of the threads in the trace.
+/// The number of the consumer's thread in the trace.
 const CONSUMER: u32 = 1;
+/// The number of the poller's thread in the trace.
 const POLLER: u32 = 2;
 
 #[cfg(test)]

@@ -39,23 +39,29 @@ pub struct DirectoryBuilder {
     layout: ImageLayout,
     /// The directory that the columns below continue: they have only the slots after those of the base.
     base: Option<Directory>,
+    /// All parts, those of the base included.
     parts: Vec<Part>,
     /// Time of the oldest chunk of each part.
     started_ns: Vec<u64>,
+    /// The new chunks, in the order of their slots.
     chunks: Vec<RawChunk>,
+    /// One for every [`STRIDE`] slots.
     checkpoints: Vec<Checkpoint>,
-    /// Lengths and checksums by slot, as u32, little-endian.
+    /// Lengths in bytes by slot, as u32, little-endian.
     lengths: Vec<u8>,
+    /// CRC32Cs by slot, as u32, little-endian; empty with `aside`.
     checksums: Vec<u8>,
     /// External storage that replaces `checksums`.
     aside: Option<ChecksumsAside>,
     /// Labels by slot; empty while no sample has a label.
     labels: Vec<i64>,
+    /// The range of `labels`.
     label_range: LabelRange,
     /// The typed columns, by slot.
     typed: ColumnTable,
     /// Names in the order of ids: of all samples, or of the samples before the first slot in `shuffled`.
     names: NamesWriter,
+    /// `None` while ids equal slots.
     shuffled: Option<Shuffled>,
     /// Slots below this are done: their ids are checked, and their names are in `names`.
     settled: u64,
@@ -63,13 +69,18 @@ pub struct DirectoryBuilder {
     names_come_last: bool,
     /// Slots whose samples were purged, are lost, or were deleted in a copied chunk.
     purged: Vec<u64>,
+    /// Names of the fields.
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
     /// Set once a chunk has determined the fields.
     knows_fields: bool,
+    /// Names of the classes.
     classes: Vec<Vec<u8>>,
+    /// The imported objects: see [`DirectoryBuilder::add_origins`].
     origins: Vec<u8>,
+    /// Deleted ids, as first id and number.
     deleted: Vec<(u64, u64)>,
+    /// The cells that this generation frees.
     freed: Vec<CellRange>,
 }
 
@@ -77,9 +88,11 @@ pub struct DirectoryBuilder {
 #[derive(Debug, Default)]
 struct Shuffled {
     first_slot: u64,
+    /// The id of each slot, or `UNKNOWN`.
     ids: Vec<u64>,
     /// The end of each name in `name_text`.
     name_ends: Vec<u64>,
+    /// The names, one after the other.
     name_text: Vec<u8>,
 }
 

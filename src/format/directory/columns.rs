@@ -462,8 +462,9 @@ pub(super) struct ChecksumsAside {
     pub(super) kept: Box<dyn KeepsAside>,
     /// Checksums not yet appended to `kept`.
     buffer: Vec<u8>,
-    /// Length and CRC32C of the bytes in `kept`.
+    /// Length of the bytes in `kept`.
     pub(super) len_bytes: u64,
+    /// CRC32C of the bytes in `kept`.
     pub(super) crc32c: u32,
     /// The last nonzero checksum of an empty sample, which is an error; 0 if there is none.
     wrong: u32,

@@ -12,7 +12,9 @@ use crate::format::error::{at_most, equal};
 /// A set of ids, all below its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdSet {
+    /// One bit an id, from 0 on; bits from `limit` on are 0.
     words: Vec<u64>,
+    /// All ids are below this.
     limit: u64,
 }
 
@@ -154,6 +156,7 @@ pub(crate) struct DeletedSet {
     bits: Option<Bytes>,
     /// The number of members before each block of words.
     ranks: std::sync::Arc<Vec<u64>>,
+    /// The number of members.
     count: u64,
 }
 

@@ -13,6 +13,7 @@ use dlfs_base::units::SampleId;
 /// The first read of a sample stores its checksum; later reads must match it.
 #[derive(Debug)]
 pub struct Learned {
+    /// The CRC32C of each sample.
     checksums: Vec<AtomicU32>,
     /// One bit a sample: set if its checksum is known.
     known: Vec<AtomicU64>,

@@ -88,9 +88,12 @@ use typed::TypedColumns;
 pub struct Directory {
     layout: ImageLayout,
     generation: Generation,
+    /// The time of the generation, in ns since 1970.
     time_ns: u64,
+    /// The placement of each part, in the order of slots.
     placements: Vec<Placement>,
     metadata: Arc<ImageMetadata>,
+    /// The cells of the generation record; none before the commit.
     record_range: CellRange,
     columns: Columns,
     /// Shared like `names`.

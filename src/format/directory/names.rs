@@ -208,6 +208,7 @@ pub(crate) struct NameCursor<'a> {
     next: u64,
     /// The block of `next`, or, if `next` begins a block, of the id before.
     block: Option<NameBlock<'a>>,
+    /// The name that the last step moved to.
     name: Vec<u8>,
 }
 

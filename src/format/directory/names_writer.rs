@@ -33,6 +33,7 @@ pub(crate) struct NamesWriter {
     blocks: Vec<u8>,
     /// The name that was added last.
     before: Vec<u8>,
+    /// The number of names, earlier ones included.
     num_samples: u64,
     /// The first id of each ascending run of new names.
     runs: Vec<u64>,

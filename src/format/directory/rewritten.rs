@@ -14,7 +14,7 @@ use crate::directory::typed::{LabelRange, Labels, NO_LABEL};
 use crate::directory::{Bytes, Directory, IdSet, ImageMetadata};
 use crate::format::error::equal;
 use crate::format::{CellRange, ChunkHead, FormatError, Pack};
-use dlfs_base::units::{Generation, SampleId, Slot};
+use dlfs_base::units::{Generation, Slot};
 
 /// A generation in which some samples have moved to new chunks.
 #[derive(Debug, Clone, Copy)]

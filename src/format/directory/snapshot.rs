@@ -368,6 +368,7 @@ pub struct SnapshotWriter {
     head: [u8; SNAPSHOT_HEAD_BYTES],
     /// Each section with its offset, ascending; the gaps between sections are zeroes.
     pieces: Vec<(u64, Content)>,
+    /// Length of the snapshot in bytes.
     len: u64,
 }
 

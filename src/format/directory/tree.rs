@@ -23,9 +23,11 @@ pub(crate) struct Tree {
     pub(super) keys: Bytes,
     /// The id of each key, in `id_width` bytes.
     pub(super) ids: Bytes,
+    /// Bytes of an id in `ids`.
     pub(super) id_width: usize,
     /// The start of each level in `keys`, root first.
     levels: Vec<usize>,
+    /// The number of keys.
     pub(super) len: u64,
 }
 
@@ -236,12 +238,15 @@ impl Tree {
 struct Leaves {
     /// Keys of all levels; all ones where no key is set yet. Kept as bytes to become [`Bytes`] without a copy.
     keys: Vec<u8>,
+    /// The id of each key, in `id_width` bytes.
     ids: Vec<u8>,
+    /// Bytes of an id in `ids`.
     id_width: usize,
     /// Keys per level, root first.
     sizes: Vec<usize>,
     /// The index of the next key.
     at: usize,
+    /// The number of keys of the complete tree.
     len: usize,
 }
 

@@ -432,6 +432,7 @@ fn max(width: usize) -> i64 {
 const ALIGN: usize = 8;
 /// The widths of a label, in bytes.
 const WIDTHS: [usize; 4] = [1, 2, 4, 8];
+/// The name of these columns in errors.
 const WHAT: &str = "typed columns of a snapshot";
 
 #[cfg(test)]

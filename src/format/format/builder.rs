@@ -387,8 +387,9 @@ pub struct ChunkDraft<'a> {
     fields: Vec<u8>,
     fill: Fill,
     table: Table,
-    /// End of the data if packed with [`Pack::Aligned`], and with [`Pack::Tight`].
+    /// End of the data if packed with [`Pack::Aligned`].
     aligned_end: u64,
+    /// End of the data if packed with [`Pack::Tight`].
     tight_end: u64,
     /// Scratch memory for the encoded table.
     encoded: Vec<u8>,
@@ -501,7 +502,9 @@ pub struct Fill {
     layout: ImageLayout,
     /// Bytes of the head and of the names and types of the fields.
     fixed: usize,
+    /// The number of samples so far.
     num_samples: u32,
+    /// The bound of the table of the samples so far.
     table: Bound,
     /// The bound for a chunk without samples.
     empty: Bound,

@@ -604,6 +604,7 @@ const TYPES: [(ColumnType, &str); 5] = [
 const NAN_BITS: i64 = 0x7ff8 << 48;
 /// The floating-point number that stands for no value.
 pub(crate) const NONE_FLOAT: f64 = f64::from_bits(NAN_BITS as u64);
+/// The name of these columns in errors.
 const WHAT: &str = "typed columns of a chunk";
 
 #[cfg(test)]

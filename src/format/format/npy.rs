@@ -8,7 +8,7 @@
 //! Other headers (big-endian, Fortran order, Python objects) are refused with an error message: a field holds
 //! little-endian elements in C order.
 
-use crate::format::element::Element;
+pub use crate::format::element::Element;
 
 /// A decoded header.
 #[derive(Debug, Clone, PartialEq, Eq)]

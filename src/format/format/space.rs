@@ -13,6 +13,7 @@ use crate::format::{CellRange, FormatError, ImageLayout};
 /// reservations and allocations, so a resumed import gets the same cells.
 #[derive(Debug, Clone)]
 pub struct Space {
+    /// The cells of each namespace.
     namespaces: Vec<NamespaceCells>,
     /// Bytes of a cell.
     cell_len_bytes: u64,
@@ -198,7 +199,7 @@ pub fn without(
         let namespace = range.namespace;
         let end = range.cell + range.cells;
         let mut at = range.cell;
-        // Of the kept ranges that begin at or before this one, only the last can overlap it.
+        // Only the last of the kept ranges that begin at or before this one can overlap it.
         let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));
         for kept in &kept[from.saturating_sub(1)..] {
             if (kept.namespace, kept.cell) >= (namespace, end) {

@@ -32,7 +32,7 @@ use dlfs_base::units::{Generation, total};
 /// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
 /// | 40..48     | `time_ns`            | time of the commit, in ns since 1970                   |
 /// | 48..56     | `required`           | features that a reader must know; none so far          |
-/// | 56..64     | `optional`           | features that a reader may ignore: [`OTHER_COPY_VOID`] |
+/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: no other copy |
 /// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
 /// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
 /// | 80..84     | `chunk_size`         | maximum bytes of a chunk of several samples            |
@@ -282,6 +282,7 @@ const fn register_before(zeroes: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{Pack, Uuid};
 
     #[test]
     fn a_write_that_is_torn_after_any_sector_leaves_the_old_superblock_or_the_new_one() {

@@ -59,11 +59,13 @@ pub(crate) mod kind {
 pub(crate) struct Row {
     pub(crate) id: u64,
     pub(crate) label: Option<i64>,
-    /// Length of the record in bytes, and its CRC32C.
+    /// Length of the record in bytes.
     pub(crate) len: u32,
+    /// CRC32C of the record.
     pub(crate) crc32c: u32,
-    /// Start and length of the name in [`Table::names`].
+    /// Start of the name in [`Table::names`].
     name_at: u32,
+    /// Length of the name in bytes.
     name_len: u16,
     /// True if only the slot is left of a deleted sample.
     pub(crate) purged: bool,

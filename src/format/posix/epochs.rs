@@ -19,8 +19,9 @@ pub struct Epochs<M> {
     forgotten: u64,
     /// Number of files that the program can open.
     num_files: u64,
-    /// One bit per file, set if the file was opened in this epoch; and the number of these files.
+    /// One bit per file, set if the file was opened in this epoch.
     seen: Vec<u64>,
+    /// The number of files opened in this epoch.
     num_seen: u64,
     /// The files that were opened again, without a new file between them.
     again: Vec<u64>,

@@ -18,9 +18,11 @@ pub struct Found<'a> {
 /// The position before the first entry.
 pub const FIRST: u64 = 0;
 
-/// Position of a listing: the next sample's rank in the order of names, and the next field of that sample.
+/// Position of a listing.
 struct Position {
+    /// The next sample's rank in the order of names.
     rank: u64,
+    /// The next field of that sample.
     field: u64,
 }
 

@@ -309,12 +309,16 @@ pub const VIEW_HEADER_BYTES: usize = 64;
 
 /// Offset of the checksum in the header.
 const CRC_OFFSET: usize = 60;
+/// The first bytes of the header.
 const MAGIC: [u8; 8] = *b"dlfsview";
+/// The version of the format.
 const VERSION: u16 = 1;
+/// The name of the file in errors.
 const WHAT: &str = "file of views";
 
-/// Kinds of sets: a bitmap, or ranges.
+/// The kind of a set that is a bitmap.
 const BITS: u8 = 0;
+/// The kind of a set that is a list of ranges.
 const RANGES: u8 = 1;
 
 /// Maximum bytes of the name of a view.

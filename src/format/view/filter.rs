@@ -51,10 +51,12 @@ enum NumberColumn {
     Typed(usize),
 }
 
-/// A set of numbers as ascending inclusive ranges. `is_none` is set if a sample without a value matches too.
+/// A set of numbers, and whether a sample without a value matches too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ranges {
+    /// Ascending inclusive ranges.
     ranges: Vec<(i64, i64)>,
+    /// True if a sample without a value matches.
     is_none: bool,
 }
 

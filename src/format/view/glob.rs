@@ -4,6 +4,7 @@
 /// or `[^a-z]` one byte not in it; a backslash escapes the next byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Glob {
+    /// In the order of the pattern.
     parts: Vec<GlobPart>,
 }
 

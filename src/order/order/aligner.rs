@@ -54,6 +54,7 @@ pub struct Counted {
 /// The samples of the batch in one lane.
 #[derive(Debug, Clone, Copy)]
 struct LaneRange {
+    /// The number of the lane.
     lane: u32,
     /// Indices of the samples in the lane: `start..end`.
     start: u64,
@@ -73,8 +74,9 @@ struct BatchSample {
 /// Parameters that the ranks of a class share.
 #[derive(Debug, Clone, Copy)]
 struct Class {
-    /// The number of classes, and the number of this class.
+    /// The number of classes.
     classes: u64,
+    /// The number of this class, from 0.
     number: u64,
     /// The number of ranks of the class.
     ranks: u64,

@@ -21,7 +21,9 @@ use super::shard::{GlobalBatch, Shard};
 /// The node of each rank of a round, and the node that holds each chunk. Nodes are numbered from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Locality {
+    /// The node of each rank.
     node_of_rank: Vec<u16>,
+    /// The number of nodes.
     num_nodes: u16,
     /// The node that holds each chunk; `NOBODY` if no node does.
     holders: Vec<u16>,

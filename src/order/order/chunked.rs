@@ -55,6 +55,7 @@ pub(super) struct Chunked {
 /// The chunks of each lane while they are distributed. The memory is reused in the next epoch.
 #[derive(Debug, Clone, Default)]
 struct DealtLanes {
+    /// By lane: its chunks.
     lanes: Vec<Vec<u32>>,
     /// For each lane: the number of samples of its first chunk that belong to the previous lane, and the most
     /// samples it may have.
@@ -317,6 +318,7 @@ const UNBOUNDED: (u32, u64) = (0, u64::MAX);
 /// Capacity of a lane above its share of the chunks: its number of chunks differs slightly by epoch.
 const SPARE_CHUNKS: usize = 8;
 
-/// Words of the keys. Frozen.
+/// The word of the key that orders chunks. Frozen.
 const CHUNKS: u64 = 0;
+/// The word of the key that orders the samples of a group. Frozen.
 const SAMPLES: u64 = 1;

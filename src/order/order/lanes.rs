@@ -191,7 +191,7 @@ impl LaneState {
     /// The state of the whole job, from the states of its ranks after the same step.
     ///
     /// # Errors
-    /// There is none. Two belong to different epochs, or have different places in one lane.
+    /// There are no states; or two of them belong to different runs or epochs, or have different places in one lane.
     pub fn merge(states: impl IntoIterator<Item = LaneState>) -> Result<LaneState> {
         let mut states = states.into_iter();
         let mut merged = states.next().ok_or_else(|| invalid("there is no state to merge"))?;
@@ -333,6 +333,7 @@ impl<'a> KnownLane<'a> {
         Some(sample)
     }
 
+    /// Returns whether the lane has no more samples.
     fn has_ended(&self) -> bool {
         self.window.0.is_empty()
     }
@@ -358,18 +359,21 @@ fn take(
     }
 }
 
+/// The version of a [`LaneState`].
 const VERSION: u32 = 1;
 
 /// The first window of a lane is this many times shorter than the others.
 const FIRST_WINDOW: u64 = 4;
 /// The most samples of a window: empty samples would never fill one.
 const MOST_SAMPLES: u64 = 1 << 16;
-/// Bounds of a state that is read: they keep memory and arithmetic in bounds.
+/// The most lanes of a state that is read: keeps memory in bounds.
 const MOST_LANES: u32 = 1 << 16;
+/// The most bytes of a window of a state that is read: keeps arithmetic in bounds.
 const MOST_WINDOW_BYTES: u64 = 1 << 32;
 
-/// The first words of the keys of the order of shards, and of windows: "shards" and "window" in ASCII. Frozen.
+/// The first word of the key of the order of shards: "shards" in ASCII. Frozen.
 const OF_SHARDS: u64 = 0x7368_6172_6473;
+/// The first word of the key of the order of a window's samples: "window" in ASCII. Frozen.
 const OF_WINDOWS: u64 = 0x7769_6e64_6f77;
 
 #[cfg(test)]

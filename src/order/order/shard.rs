@@ -154,8 +154,11 @@ impl Shard {
 /// Evenly spaced positions of an epoch: a rank's share, or a batch of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Positions {
+    /// The first of the remaining positions.
     next: u64,
+    /// The distance of neighbours.
     step: u64,
+    /// The number of remaining positions.
     count: u64,
 }
 

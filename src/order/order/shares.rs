@@ -34,6 +34,7 @@ use dlfs_base::units::{Epoch, SampleId};
 pub struct Shares {
     slots: SlotRanks,
     pub(super) seed: u64,
+    /// The fraction of the samples that an epoch exchanges, from 0 to 1; 0 in `local` order.
     q: f64,
     world_size: u32,
 }
@@ -201,6 +202,7 @@ pub(super) struct Exchange {
     key: Key,
     /// A shuffle of the entries: those at the indexes below `num_exchanged` are exchanged, in this order.
     entries: Permutation,
+    /// The number of exchanged entries.
     num_exchanged: u64,
 }
 
@@ -239,6 +241,7 @@ fn epoch_key(seed: u64, epoch: u64) -> Key {
     Key::derive(seed, &[super::OrderKind::Local { world_size: 1 }.label(), epoch])
 }
 
-/// Words of the keys. Frozen.
+/// The word of the key by which a rank reads its share. Frozen.
 const READ: u64 = 0;
+/// The word of the key of an exchange. Frozen.
 const EXCHANGE: u64 = 1;

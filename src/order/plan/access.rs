@@ -31,10 +31,12 @@ pub struct TrainingRun<'a, P: ?Sized> {
     population: &'a P,
     order: OrderSpec,
     epochs: Range<u64>,
+    /// The positions of the first epoch that were consumed before the run.
     consumed: u64,
     world_size: u32,
     tail: Tail,
     sharding: Sharding,
+    /// The holder of each chunk, for local shares.
     locality: Option<Arc<Locality>>,
     /// The batch size of one rank.
     batch_size: u64,

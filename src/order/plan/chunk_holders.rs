@@ -152,8 +152,11 @@ impl ChunkHolders {
 
 /// The position of a member in the order of a chunk: by cost / weight, then by id.
 struct Cost {
+    /// The negative logarithm of the member's draw.
     cost: u64,
+    /// The member's room, in units of [`WEIGHT_BYTES`], at least 1.
     weight: u64,
+    /// The id of the member.
     id: u64,
 }
 

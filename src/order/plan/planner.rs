@@ -236,7 +236,9 @@ pub(super) const MAX_RANKS: usize = 1 << 24;
 const MAX_TIERS: usize = 15;
 /// The most blocks of a tier that [`HolderMap`] can encode: 36 bits, 32 TiB of 512-byte blocks.
 const MAX_BLOCKS: u64 = 1 << 36;
+/// The number of bits of a rank.
 const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
+/// The number of bits of a block's number.
 const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
 const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);
 

@@ -296,22 +296,30 @@ fn decode(word: u64) -> Option<CopyLocation> {
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// The number of words before those of the units, a multiple of [`UNIT_WORDS`]. They are: the number of evictions, both
-/// fields of [`Room`], the number of checks, and units that readers wait for (each plus 1; 0: none).
+/// The number of words before those of the units, a multiple of [`UNIT_WORDS`].
 const HEADER_WORDS: usize = 8;
+/// Index of the word with the number of evictions.
 const EVICTIONS: usize = 0;
+/// Index of the word with [`Room::pages`].
 const ROOM: usize = 1;
+/// Index of the word with [`Room::contiguous`].
 const CONTIGUOUS: usize = 2;
+/// Index of the word with the number of ended checks.
 const CHECKS: usize = 3;
+/// Index of the first word with a unit that readers wait for: the unit plus 1, or 0.
 const AWAITED: usize = 4;
+/// The number of such words.
 const NUM_AWAITED: usize = 4;
 
-/// The number of words per unit. They are: the location, and the sets of reserved pages, of pages under way, and of
-/// pages that have copies.
+/// The number of words per unit.
 const UNIT_WORDS: usize = 4;
+/// Index, in a unit's words, of the unit's location.
 const LOCATION: usize = 0;
+/// Index of the set of reserved pages.
 const RESERVED: usize = 1;
+/// Index of the set of pages that are being read from the origin.
 const UNDER_WAY: usize = 2;
+/// Index of the set of pages that have copies.
 const THERE: usize = 3;
 
 /// The `LOCATION` word of a unit without a location.

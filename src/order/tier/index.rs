@@ -24,7 +24,7 @@ use super::{CopyLocation, PAGE_BYTES, PageSet, Units};
 /// | 12..16     | `num_units`   | entries after this page, one per unit             |
 /// | 16..32     | `uuid`        | the image                                         |
 /// | 32..40     | `generation`  | of the image                                      |
-/// | 40..48     | `fingerprint` | [`Units::fingerprint`] of the data set            |
+/// | 40..48     | `fingerprint` | hash of the division into units                   |
 /// | 48..508    | `reserved_a`  | zero                                              |
 /// | 508..512   | `crc`         | CRC32C of bytes 0..508                            |
 /// | 512..520   | `quota`       | bytes that the tier may take, with its index      |
@@ -296,10 +296,13 @@ const QUOTA_CRC_OFFSET: usize = 520;
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 24;
+/// The first bytes of the header.
 const MAGIC: &[u8; 8] = b"DLFSTIER";
+/// The version of the format.
 const VERSION: u32 = 4;
 /// Data shorter than this many of the longest units have no gap before their copies.
 const UNITS_TO_ALIGN: u64 = 100;
+/// The number of entries in a page.
 const ENTRIES_OF_PAGE: u64 = PAGE_BYTES / ENTRY_BYTES as u64;
 /// The lowest bit of the first page's number in [`RawEntry::place`].
 const FIRST_SHIFT: u32 = 56;

@@ -36,16 +36,19 @@
 
 mod copies;
 mod eviction;
+mod holding;
 mod index;
 mod ledger;
+mod page_allocator;
 mod page_set;
 mod portions;
 mod units;
 
 pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room};
 pub use eviction::{Candidate, copies_to_evict};
+pub use holding::{Holding, Lacking};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
-pub use ledger::{Holding, Lacking, Ledger, Policy, Stop, Want};
+pub use ledger::{Ledger, Policy, Stop, Want};
 pub use page_set::PageSet;
 pub use units::{LongSample, Unit, Units};
 

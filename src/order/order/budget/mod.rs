@@ -346,8 +346,9 @@ impl Cutter {
     }
 }
 
-/// Words of the keys. Frozen.
+/// The word of the key that orders samples of equal length. Frozen.
 const TIES: u64 = 0;
+/// The word of the key that orders batches. Frozen.
 const BATCHES: u64 = 1;
 
 #[cfg(test)]

@@ -346,4 +346,4 @@ pub(crate) const MAX_WINDOW: u32 = 1 << 22;
 const MAX_CAPACITY: u64 = 1 << 24;
 
 /// The first word of the keys of windows. Frozen.
-const LABEL: u64 = 0x6275_6467;
+pub(super) const LABEL: u64 = 0x6275_6467;

@@ -1,6 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::spec::{LABEL, MAX_WINDOW};
 use super::*;
 use crate::order::{Shard, Tail};
 use dlfs_base::permutation::Permutation;

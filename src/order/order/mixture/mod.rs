@@ -32,14 +32,16 @@
 mod segments;
 mod spec;
 mod tokens;
+mod weight;
 mod word;
 
 use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
 
-pub use spec::{Batching, MixtureSpec, Part, Phase, Source, Weight};
+pub use spec::{Batching, MixtureSpec, Part, Phase, Source};
 pub use tokens::Count;
+pub use weight::Weight;
 
 use segments::{Segment, Segments};
 use word::{Walk, Word};
@@ -59,8 +61,9 @@ pub struct Mixture {
     current: SegmentDeal,
     /// The window of the last position, in random batching.
     window: Option<PermutedWindow>,
-    /// The position of the segment after the last drawn one, and the number of positions drawn in sequence.
+    /// The position of the segment after the last drawn one.
     next: u64,
+    /// The number of positions drawn in sequence.
     in_sequence: u32,
     /// The walk of the word at `next`, while positions are drawn in sequence.
     walk: Walk,
@@ -269,8 +272,9 @@ struct PermutedWindow {
     dealt: Vec<(u32, u32)>,
     /// By source: the number of occurrences in the segment before the window.
     before: Vec<u64>,
-    /// Scratch memory: the sources in the word's sequence, and the number of positions dealt to each source.
+    /// Scratch memory: the sources in the word's sequence.
     sources: Vec<u32>,
+    /// Scratch memory: the number of positions dealt to each source.
     counts: Vec<u32>,
     walk: Walk,
 }
@@ -312,10 +316,12 @@ impl PermutedWindow {
     }
 }
 
-/// The first words of keys; kinds of order use 0 to 5. Weighted order also uses 5; the keys differ, since the orders of
-/// sources have other seeds ([`source_seed`]). Frozen.
+/// The first word of the key of a word. Kinds of order use 0 to 5. Weighted order also uses 5; the keys differ, since
+/// the orders of sources have other seeds ([`source_seed`]). Frozen.
 const LABEL_WORD: u64 = 5;
+/// The first word of the key of a window. Frozen.
 const LABEL_WINDOW: u64 = 6;
+/// The first word of the key of a source's seed. Frozen.
 const LABEL_SOURCE: u64 = 7;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! and the beginning of its last epoch. The segments of a stretch have equal lengths and equal counts, so the draws
 //! before each of them are computed by a product and a sum.
 
-use super::spec::as_integers;
+use super::weight::as_integers;
 use super::{Batching, MixtureSpec, Part, SegmentDeal, Weight};
 use dlfs_base::error::{Result, ensure, invalid};
 
@@ -39,6 +39,7 @@ impl Segment {
 /// All segments of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Segments {
+    /// The number of positions of an epoch of the mixture.
     pub(super) epoch_size: u64,
     /// The first segment of each stretch; segments of equal length and counts follow it.
     stretches: Vec<Segment>,

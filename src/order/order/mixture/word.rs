@@ -14,6 +14,7 @@ use dlfs_base::permutation::Key;
 #[derive(Debug, Clone)]
 pub(super) struct Word {
     branches: Vec<Branch>,
+    /// The whole word: a branch, or the only source.
     root: Side,
     /// The number of positions.
     len: u64,
@@ -22,8 +23,9 @@ pub(super) struct Word {
 /// A branch of the tree, which divides its positions between two sides.
 #[derive(Debug, Clone, Copy)]
 struct Branch {
-    /// The number of positions of both sides, and of the left side.
+    /// The number of positions of both sides.
     len: u64,
+    /// The number of positions of the left side.
     left: u64,
     /// The start of Bresenham's line; less than `len`.
     offset: u64,

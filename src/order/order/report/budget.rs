@@ -31,6 +31,7 @@ pub struct BudgetReport {
 pub struct BudgetObserver {
     /// The counts so far.
     report: BudgetReport,
+    /// True if batches are padded tensors.
     is_padded: bool,
     /// The sum of the costs of all batches; a cost above the budget counts as the budget.
     cost: u64,

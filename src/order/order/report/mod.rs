@@ -3,10 +3,10 @@
 //! Sequences of equal classes, batches from few chunks, and samples that stay near their position in the source
 //! affect training. For a uniformly random permutation, each of these statistics has a known mean and standard
 //! deviation. An [`Observer`] sees the samples of one epoch in their order and compares. It keeps a few words per
-//! chunk and class, and nothing per sample.
+//! chunk and class (`kinds.rs`), and nothing per sample.
 //!
-//! Batches here are global batches: the samples of one optimizer step. A [`RankReport`] has the statistics of each
-//! rank's own batches: each may have only one class even if the global batch is mixed.
+//! Batches here are global batches: the samples of one optimizer step. A [`RankObserver`] compares each rank's own
+//! batches: each may have only one class even if the global batch is mixed.
 //!
 //! A [`MixtureObserver`] sees an epoch of a mixture: it counts the samples of each source, and measures how far
 //! batches deviate from the sources' shares.
@@ -15,7 +15,9 @@
 //! unused.
 
 mod budget;
+mod kinds;
 mod mixture;
+mod ranks;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +25,9 @@ use std::fmt;
 use serde::Serialize;
 
 pub use budget::{BudgetObserver, BudgetReport, padded_of};
+use kinds::Kinds;
 pub use mixture::{MixtureObserver, MixtureReport, SourceReport};
+pub use ranks::{RankObserver, RankReport};
 
 /// A sample of the sequence: its rank, chunk and class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,218 +289,6 @@ fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: Compared) -> fmt::Resu
     writeln!(f, "{name:<34}{:>12.4}{:>12.4}{deviations:>12}", row.found, row.chance)
 }
 
-/// Counts of the kinds (chunks, or classes) of samples in a sequence and its batches.
-#[derive(Debug, Default)]
-struct Kinds {
-    /// By kind: the samples so far.
-    counts: Vec<u64>,
-    /// By kind: the samples in the current batch.
-    in_batch: Vec<u64>,
-    /// By kind: the sum, over whole batches, of the square of the samples in the batch.
-    squares: Vec<u128>,
-    /// The kinds in the current batch.
-    present: Vec<usize>,
-    /// The sum, over whole batches, of the number of distinct kinds in the batch.
-    distinct: u64,
-    /// The kind of the last sample.
-    last: Option<usize>,
-    num_runs: u64,
-    /// Samples of the current run, and of the longest one.
-    run: u64,
-    longest_run: u64,
-}
-
-impl Kinds {
-    /// Counts the next sample of the sequence.
-    fn see(&mut self, kind: usize) {
-        if kind >= self.counts.len() {
-            self.counts.resize(kind + 1, 0);
-            self.in_batch.resize(kind + 1, 0);
-            self.squares.resize(kind + 1, 0);
-        }
-        self.counts[kind] += 1;
-        if self.in_batch[kind] == 0 {
-            self.present.push(kind);
-        }
-        self.in_batch[kind] += 1;
-        if self.last.replace(kind) == Some(kind) {
-            self.run += 1;
-        } else {
-            self.num_runs += 1;
-            self.run = 1;
-        }
-        self.longest_run = self.longest_run.max(self.run);
-    }
-
-    /// Adds the current batch to the statistics of batches, and begins the next one.
-    fn end_batch(&mut self) {
-        self.distinct += self.present.len() as u64;
-        for kind in self.present.drain(..) {
-            self.squares[kind] += u128::from(self.in_batch[kind]).pow(2);
-            self.in_batch[kind] = 0;
-        }
-    }
-
-    /// Discards the current batch, which is incomplete.
-    fn drop_batch(&mut self) {
-        self.present.drain(..).for_each(|kind| self.in_batch[kind] = 0);
-    }
-
-    /// The number of samples so far.
-    fn samples(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
-    /// Distinct kinds in a batch. A kind of n_k samples is absent from a batch of b with probability
-    /// C(N - n_k, b) / C(N, b). The variance is that of the occupancy problem (kinds drawn independently), times
-    /// (1 - b / N) for drawing without replacement.
-    fn per_batch(&self, batch: u64, batches: u64) -> Option<Compared> {
-        if batches == 0 {
-            return None;
-        }
-        let total = self.samples();
-        let mut mean = 0.0;
-        let mut variance = 0.0;
-        let mut moved = 0.0;
-        let mut sizes = BTreeMap::<u64, f64>::new();
-        self.counts.iter().filter(|&&n| n > 0).for_each(|&n| *sizes.entry(n).or_default() += 1.0);
-        for (&size, &kinds) in &sizes {
-            let share = batch as f64 * size as f64 / total as f64;
-            mean += kinds * (1.0 - absent(total, size, batch));
-            variance += kinds * (-share).exp() * (1.0 - (-share).exp());
-            moved += kinds * share * (-share).exp();
-        }
-        variance = (variance - moved * moved / batch as f64) * (1.0 - batch as f64 / total as f64);
-        let deviation = (variance.max(0.0) / batches as f64).sqrt();
-        Some(compare(self.distinct as f64 / batches as f64, mean, deviation))
-    }
-
-    /// Chi-square of the kinds in a batch, averaged over the batches. The expectation is (k - 1)(N - b) / (N - 1),
-    /// for batches drawn without replacement.
-    fn chi_square(&self, batch: u64, batches: u64) -> Option<Compared> {
-        let total = self.samples() as f64;
-        let size = batch as f64;
-        let kinds = self.counts.iter().filter(|&&n| n > 0).count() as f64;
-        if batches == 0 || kinds < 2.0 || total <= size {
-            return None;
-        }
-        let mut found = -(batches as f64) * size;
-        let mut inverse_shares = 0.0;
-        for (&n, &squares) in self.counts.iter().zip(&self.squares).filter(|&(&n, _)| n > 0) {
-            found += squares as f64 * total / (size * n as f64);
-            inverse_shares += total / n as f64;
-        }
-        let chance = (kinds - 1.0) * (total - size) / (total - 1.0);
-        let rare = (inverse_shares - kinds * kinds - 2.0 * kinds + 2.0) / size;
-        let variance = (2.0 * (kinds - 1.0) + rare) * (1.0 - size / total).powi(2);
-        Some(compare(found / batches as f64, chance, (variance.max(0.0) / batches as f64).sqrt()))
-    }
-
-    /// Runs of equal kinds; mean and variance are those of Barton and David, for k kinds of n_1..n_k samples.
-    fn runs(&self) -> Compared {
-        let n = self.samples() as f64;
-        if n < 2.0 {
-            return compare(self.num_runs as f64, n, 0.0);
-        }
-        let power = |p| self.counts.iter().map(|&count| (count as f64).powi(p)).sum::<f64>();
-        let squares = power(2);
-        let cubes = power(3);
-        let mean = 1.0 + (n * n - squares) / n;
-        let variance = (squares * (squares + n * (n + 1.0)) - 2.0 * n * cubes - n * n * n)
-            / (n * n * (n - 1.0));
-        compare(self.num_runs as f64, mean, variance.max(0.0).sqrt())
-    }
-}
-
-/// The probability that a batch of `batch` samples, drawn from `total` without replacement, has none of `size`
-/// given samples.
-fn absent(total: u64, size: u64, batch: u64) -> f64 {
-    // Exchanging `size` and `batch` gives the same probability; the smaller one needs fewer factors.
-    let few = size.min(batch);
-    let many = size.max(batch);
-    let factors = (0..few).map(|i| (total - many).saturating_sub(i) as f64 / (total - i) as f64);
-    factors.product()
-}
-
-/// The distribution of classes over the ranks.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RankReport {
-    /// The number of ranks.
-    pub world_size: u32,
-    /// The number of samples in a batch on one rank.
-    pub batch: u64,
-    /// Classes in the epoch.
-    pub num_classes: u64,
-    /// Distinct classes in a rank's share of the epoch, averaged over the ranks.
-    pub classes_per_share: Option<Compared>,
-    /// Chi-square of the classes in a share against those of the data set, averaged over the ranks.
-    pub chi_square: Option<Compared>,
-    /// Distinct classes in a rank's batch.
-    pub classes_per_batch: Option<Compared>,
-}
-
-/// Observes the shares of all ranks, one rank after the other; keeps a few words per class.
-#[derive(Debug, Default)]
-pub struct RankObserver {
-    world_size: u32,
-    /// The number of samples in a batch on one rank.
-    batch: u64,
-    samples: u64,
-    in_batch: u64,
-    num_batches: u64,
-    class_numbers: BTreeMap<i64, usize>,
-    shares: Kinds,
-    batches: Kinds,
-}
-
-impl RankObserver {
-    /// An observer of an epoch that `world_size` ranks read in global batches of `batch` samples.
-    pub fn new(world_size: u32, batch: u64) -> RankObserver {
-        let batch = (batch / u64::from(world_size.max(1))).max(1);
-        RankObserver { world_size, batch, ..RankObserver::default() }
-    }
-
-    /// Observes the class of the rank's next sample.
-    pub fn see(&mut self, label: Option<i64>) {
-        self.samples += 1;
-        let Some(label) = label else { return };
-        let number = self.class_numbers.len();
-        let number = *self.class_numbers.entry(label).or_insert(number);
-        self.shares.see(number);
-        self.batches.see(number);
-        self.in_batch += 1;
-        if self.in_batch == self.batch {
-            self.batches.end_batch();
-            (self.in_batch, self.num_batches) = (0, self.num_batches + 1);
-        }
-    }
-
-    /// Ends the rank's share; the next sample belongs to the next rank.
-    pub fn end_rank(&mut self) {
-        self.shares.end_batch();
-        self.batches.drop_batch();
-        self.in_batch = 0;
-    }
-
-    /// The statistics; `None` for a single rank, or if a sample has no class.
-    pub fn finish(self) -> Option<RankReport> {
-        if self.world_size < 2 || self.samples == 0 || self.shares.samples() != self.samples {
-            return None;
-        }
-        let ranks = u64::from(self.world_size);
-        // Shares differ by one sample if the epoch is not a multiple of the world size.
-        let share = (self.samples / ranks).max(1);
-        Some(RankReport {
-            world_size: self.world_size,
-            batch: self.batch,
-            num_classes: self.class_numbers.len() as u64,
-            classes_per_share: self.shares.per_batch(share, ranks),
-            chi_square: self.shares.chi_square(share, ranks),
-            classes_per_batch: self.batches.per_batch(self.batch, self.num_batches),
-        })
-    }
-}
-
 /// The most standard deviations at which a statistic counts as random.
 const AS_CHANCE: f64 = 3.0;
 
@@ -622,56 +414,5 @@ mod tests {
         let mut observer = Observer::new(2);
         (0..4).for_each(|rank| observer.see(Observed { rank, chunk: 0, label: None }));
         assert_eq!(observer.finish().classes, None);
-    }
-
-    const NUM: u64 = 8000;
-
-    /// 4 classes, 4 ranks, global batches of 64; `class_of` gives the class of the n-th sample of a rank.
-    fn report_of(class_of: impl Fn(u64, u64) -> u64) -> RankReport {
-        let mut observer = RankObserver::new(4, 64);
-        for rank in 0..4 {
-            (0..NUM / 4).for_each(|n| observer.see(Some(class_of(rank, n) as i64)));
-            observer.end_rank();
-        }
-        observer.finish().unwrap()
-    }
-
-    #[test]
-    fn ranks_that_each_see_one_class_are_found() {
-        let pure = report_of(|rank, _| rank);
-        assert_eq!((pure.num_classes, pure.batch), (4, 16));
-        for row in [pure.classes_per_share, pure.classes_per_batch, pure.chi_square] {
-            assert!(row.unwrap().deviations.abs() > 50.0, "{pure:?}");
-        }
-        assert_eq!(pure.classes_per_share.unwrap().found, 1.0);
-    }
-
-    #[test]
-    fn ranks_of_a_fair_shuffle_are_as_random_as_chance() {
-        let seeds = 100;
-        let mut squares = 0.0;
-        for seed in 0..seeds {
-            let permutation = Permutation::new(NUM, Key::new(seed));
-            let fair = report_of(|rank, n| permutation.forward(n * 4 + rank) % 4);
-            assert_eq!(fair.classes_per_share.unwrap().found, 4.0);
-            squares += fair.chi_square.unwrap().deviations.powi(2);
-            assert!(
-                fair.classes_per_batch.unwrap().deviations.abs() < 4.0,
-                "seed {seed}: {fair:?}"
-            );
-        }
-        let spread = (squares / seeds as f64).sqrt();
-        assert!((0.6..1.4).contains(&spread), "spread {spread:.2}");
-    }
-
-    #[test]
-    fn one_rank_and_samples_without_classes_have_no_report() {
-        let mut one = RankObserver::new(1, 4);
-        (0..8).for_each(|n| one.see(Some(n)));
-        one.end_rank();
-        let mut none = RankObserver::new(2, 4);
-        none.see(None);
-        none.end_rank();
-        assert_eq!((one.finish(), none.finish()), (None, None));
     }
 }

@@ -338,13 +338,16 @@ fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Ve
 /// N equal slots; each is divided between its own index and one other index.
 #[derive(Debug)]
 struct Alias {
+    /// By index.
     slots: Vec<AliasSlot>,
 }
 
+/// A slot of an [`Alias`].
 #[derive(Debug, Clone, Copy)]
 struct AliasSlot {
     /// The part of the slot that belongs to its own index, in units of 2^-32. The rest belongs to `other`.
     own: u32,
+    /// The other index.
     other: u32,
 }
 
