@@ -282,15 +282,9 @@ impl DirectoryBuilder {
         cell: u64,
         files: impl ExactSizeIterator<Item = (&'a [u8], u32, Option<i64>)> + Clone,
     ) -> Result<(), FormatError> {
-        self.add_run(
-            cell,
-            files.map(|(name, len_bytes, label)| RunSample {
-                name,
-                len_bytes,
-                label,
-                ..RunSample::default()
-            }),
-        )
+        let none = RunSample::default();
+        let sample = move |(name, len_bytes, label)| RunSample { name, len_bytes, label, ..none };
+        self.add_run(cell, files.map(sample))
     }
 
     /// Sets the fields of all samples, for an image without chunk headers.

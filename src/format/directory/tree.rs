@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
-use crate::format::error::{at_most, equal, out_of_range};
+use crate::format::error::{at_most, equal, in_range};
 use crate::format::geometry::MAX_SAMPLES;
 
 /// Sorted keys in a search tree, and the id of each.
@@ -161,9 +161,7 @@ impl Tree {
         len: u64,
     ) -> Result<Tree, FormatError> {
         at_most("entries of the lookup tree", len, MAX_SAMPLES)?;
-        if id_width != 4 && id_width != 5 {
-            return Err(out_of_range("bytes of an id in the lookup tree", id_width, 5));
-        }
+        in_range([4, 5].contains(&id_width), "bytes of an id in the lookup tree", id_width, 5)?;
         equal("length of the ids of the lookup tree", len * id_width, ids.len() as u64)?;
         let mut levels = Vec::new();
         let mut end = 0;

@@ -20,7 +20,7 @@ pub use crate::format::chunk_head::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, R
 
 use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::cursor::check_crc32c;
-use crate::format::error::{enough, out_of_range};
+use crate::format::error::{enough, in_range};
 use crate::format::field_type::FieldTypes;
 use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
@@ -71,9 +71,8 @@ impl ChunkHeader {
     /// `Truncated`: `bytes` are too few; the error has the length to read. Other errors: the header is invalid.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
-        if head.kind != ChunkKind::Samples {
-            return Err(out_of_range("kind of a chunk of samples", head.kind as u8, 1));
-        }
+        let is_of_samples = head.kind == ChunkKind::Samples;
+        in_range(is_of_samples, "kind of a chunk of samples", head.kind as u8, 1)?;
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
     }
 

@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::cursor::read_sealed;
-use crate::format::error::{at_most, enough, equal, out_of_range};
+use crate::format::error::{at_most, enough, equal, in_range, out_of_range};
 use crate::format::geometry::{FORMAT_VERSION, MAX_SAMPLE_BYTES, MAX_SAMPLES, check_generation};
 use crate::format::{CellRange, FormatError, ImageLayout, Part};
 use dlfs_base::checksum::crc32c;
@@ -219,9 +219,7 @@ impl ChunkHead {
         }
         at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
         at_most("first id of a part", self.part.first, self.first_slot.0)?;
-        if self.num_samples == 0 {
-            return Err(out_of_range("samples of a chunk", 0u64, 65_535));
-        }
+        in_range(self.num_samples > 0, "samples of a chunk", 0u64, 65_535)?;
         let chunk_size = u64::from(self.layout.chunk_size_bytes);
         if self.num_samples > 1 {
             at_most("length of a chunk of several samples", self.len_bytes(), chunk_size)?;

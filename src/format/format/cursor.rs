@@ -4,7 +4,7 @@
 use zerocopy::FromBytes;
 
 use crate::format::FormatError;
-use crate::format::error::{enough, out_of_range};
+use crate::format::error::{enough, in_range};
 use crate::format::geometry::FORMAT_VERSION;
 use dlfs_base::checksum::crc32c;
 
@@ -61,9 +61,7 @@ impl<'a> Cursor<'a> {
             self.rest = rest;
             let bits = u64::from(byte & 0x7f);
             let bad = (shift == 63 && bits > 1) || (byte == 0 && shift > 0);
-            if shift > 63 || bad {
-                return Err(out_of_range(self.what, bits, u64::MAX));
-            }
+            in_range(shift <= 63 && !bad, self.what, bits, u64::MAX)?;
             value |= bits << shift;
             if byte & 0x80 == 0 {
                 return Ok(value);

@@ -161,6 +161,16 @@ pub fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, Format
     if value > limit { Err(out_of_range(what, value, limit)) } else { Ok(value) }
 }
 
+/// Checks that `value` is in its range, as `is_in` says; `limit` is the end of the range.
+pub(crate) fn in_range(
+    is_in: bool,
+    what: &'static str,
+    value: impl Into<u64>,
+    limit: u64,
+) -> Result<(), FormatError> {
+    if is_in { Ok(()) } else { Err(out_of_range(what, value, limit)) }
+}
+
 pub(crate) fn out_of_range(what: &'static str, value: impl Into<u64>, limit: u64) -> FormatError {
     FormatError::OutOfRange { what, value: value.into(), limit }
 }
@@ -175,8 +185,5 @@ pub fn equal(what: &'static str, expected: u64, found: u64) -> Result<(), Format
 #[doc(hidden)]
 pub fn enough(what: &'static str, expected: u64, found: usize) -> Result<(), FormatError> {
     let found = found as u64;
-    if found < expected {
-        return Err(FormatError::Truncated { what, expected, found });
-    }
-    Ok(())
+    if found >= expected { Ok(()) } else { Err(FormatError::Truncated { what, expected, found }) }
 }

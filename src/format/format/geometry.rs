@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32};
 
-use crate::format::error::{at_most, equal, out_of_range};
+use crate::format::error::{at_most, equal, in_range, out_of_range};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{ALIGN_BYTES, Generation, SampleId, Slot};
@@ -63,9 +63,7 @@ impl ImageLayout {
         num_namespaces: u16,
     ) -> Result<ImageLayout, FormatError> {
         check_chunk_size(chunk_size_bytes)?;
-        if num_namespaces == 0 {
-            return Err(out_of_range("number of namespaces", 0u64, 65_535));
-        }
+        in_range(num_namespaces > 0, "number of namespaces", 0u64, 65_535)?;
         Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
     }
 
@@ -125,11 +123,9 @@ impl ImageLayout {
 
 /// Checks that `bytes` is a valid chunk size.
 pub(crate) fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
-    if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
-        return Err(out_of_range("chunk size", bytes, MIN_CHUNK_BYTES.into()));
-    }
-    at_most("chunk size", u64::from(bytes), u64::from(MAX_CHUNK_BYTES))?;
-    Ok(())
+    let is_possible = bytes.is_power_of_two() && bytes >= MIN_CHUNK_BYTES;
+    in_range(is_possible, "chunk size", bytes, MIN_CHUNK_BYTES.into())?;
+    in_range(bytes <= MAX_CHUNK_BYTES, "chunk size", bytes, MAX_CHUNK_BYTES.into())
 }
 
 /// Checks that `found`, the image layout in structure `what`, equals `expected`.
@@ -140,8 +136,7 @@ pub fn check_layout(
     found: &ImageLayout,
 ) -> Result<(), FormatError> {
     if expected.uuid != found.uuid {
-        let expected = expected.uuid;
-        let found = found.uuid;
+        let [expected, found] = [expected.uuid, found.uuid];
         return Err(FormatError::OtherImage { what, expected, found });
     }
     equal("chunk size", expected.chunk_size_bytes.into(), found.chunk_size_bytes.into())?;
@@ -152,10 +147,8 @@ pub fn check_layout(
 /// Checks that `generation` is a valid number of a committed generation: 1 to `MAX_GENERATION`.
 #[doc(hidden)]
 pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
-    match generation {
-        1..=MAX_GENERATION => Ok(Generation(generation)),
-        _ => Err(out_of_range("generation", generation, MAX_GENERATION)),
-    }
+    let is_valid = (1..=MAX_GENERATION).contains(&generation);
+    in_range(is_valid, "generation", generation, MAX_GENERATION).map(|()| Generation(generation))
 }
 
 /// The packing rule of a chunk's samples. Part of the format: the directory stores only lengths, and computes offsets

@@ -31,7 +31,7 @@ use zerocopy::IntoBytes;
 
 use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, table_of};
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
-use crate::format::error::{at_most, equal, out_of_range};
+use crate::format::error::{at_most, equal, in_range};
 use crate::format::geometry::MAX_SAMPLES;
 use crate::format::names::common;
 use crate::format::{CellRange, FormatError, ImageLayout, Part};
@@ -99,9 +99,7 @@ impl GenerationRecord {
     /// `Truncated`: `bytes` are too few; the error has the length to read. Other errors: the record is invalid.
     pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
         let head = ChunkHead::parse(bytes)?;
-        if head.kind != ChunkKind::Record {
-            return Err(out_of_range("kind of a generation record", 1u64, 2));
-        }
+        in_range(head.kind == ChunkKind::Record, "kind of a generation record", 1u64, 2)?;
         let mut table = Cursor::new("generation record", table_of(&head, bytes)?);
         let num_chunks = table.number()?;
         let (parts, started_ns) = read_parts(&mut table)?;

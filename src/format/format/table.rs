@@ -16,7 +16,7 @@ use crate::format::FormatError;
 use crate::format::chunk_head::ChunkHead;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable, RowValues};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
-use crate::format::error::{at_most, enough, equal, out_of_range};
+use crate::format::error::{at_most, enough, equal, in_range, out_of_range};
 use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{MAX_NAME_BYTES, MAX_SAMPLES, Part, Placement};
 use crate::format::names::{common, compare};
@@ -307,10 +307,7 @@ impl Table {
         table.rows.reserve_exact(num_samples);
         for (index, id) in ids.into_iter().enumerate() {
             let crc32c = checksums.bytes(4)?.try_into().expect("4 bytes");
-            let label = match &mut labels {
-                Some(codes) => label_of(codes.number()?),
-                None => None,
-            };
+            let label = labels.as_mut().map(Cursor::number).transpose()?.and_then(label_of);
             table.rows.push(Row {
                 id,
                 label,
@@ -556,19 +553,13 @@ impl SampleMeta<'_> {
 /// Checks that a label is not `i64::MIN`, the reserved "no label" value.
 #[doc(hidden)]
 pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
-    if label == Some(i64::MIN) {
-        return Err(out_of_range("label", i64::MIN as u64, i64::MAX as u64));
-    }
-    Ok(())
+    in_range(label != Some(i64::MIN), "label", i64::MIN as u64, i64::MAX as u64)
 }
 
 /// Checks that `name` is a valid sample name.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
     at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
-    if name.contains(&0) {
-        return Err(out_of_range("byte of a name", 0u64, 255));
-    }
-    Ok(())
+    in_range(!name.contains(&0), "byte of a name", 0u64, 255)
 }
 
 /// Minimum bytes of a sample in a table: 1 for its length, 4 for its checksum, and 1 for each of two lengths of its

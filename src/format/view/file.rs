@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::directory::Directory;
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
-use crate::format::error::{at_most, enough, out_of_range};
+use crate::format::error::{at_most, enough, in_range, out_of_range};
 use crate::format::{FormatError, Uuid};
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::error::{Result, ensure, invalid};
@@ -192,9 +192,7 @@ impl ViewFile {
         if generation != open.1 {
             return Err(other_generation(generation, open.1));
         }
-        if num_samples != open.2 {
-            return Err(out_of_range("number of ids of a view", num_samples, open.2).into());
-        }
+        in_range(num_samples == open.2, "number of ids of a view", num_samples, open.2)?;
         let mut cursor = Cursor::new(WHAT, body);
         let mut views = Vec::new();
         for _ in 0..header.num_views.get() {
@@ -277,18 +275,16 @@ fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet> {
                 let start = end.saturating_add(skipped);
                 end = start.saturating_add(len);
                 // Adjacent ranges would be a second encoding of the same set.
-                if len == 0 || at > 0 && skipped == 0 || end > limit {
-                    return Err(out_of_range("range of ids of a view", end, limit).into());
-                }
+                let is_next = len > 0 && (at == 0 || skipped > 0) && end <= limit;
+                in_range(is_next, "range of ids of a view", end, limit)?;
                 ids.insert_range(start..end);
             }
             ids
         }
         kind => return Err(out_of_range("kind of the set of a view", kind, RANGES.into()).into()),
     };
-    if ids.count() != count || count == 0 {
-        return Err(out_of_range("number of samples of a view", ids.count(), count).into());
-    }
+    let found = ids.count();
+    in_range(found == count && count > 0, "number of samples of a view", found, count)?;
     Ok(ids)
 }
 
