@@ -1,8 +1,8 @@
-//! The FUSE operations. Answers lookups, attributes and listings from the file tree; leaves reads to `reads.rs`,
-//! and opens to `passthrough.rs`.
+//! The FUSE operations: lookups, attributes and listings are answered from the file tree, reads by `reads.rs`, and
+//! opens by `passthrough.rs`.
 //!
-//! Programs' opens and reads are counted as seen by FUSE: reads that the kernel answers itself, from its page cache or
-//! by passthrough, are not.
+//! The counters of opens and reads cover only requests that reach FUSE: not the reads that the kernel answers from its
+//! page cache or by passthrough.
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,9 +20,9 @@ use fuser::{
 };
 
 use crate::passthrough::Passthrough;
-use crate::reads::{Part, Reads};
+use crate::reads::{ReadPart, Reads};
 
-/// The operations of the file system, which several threads of the session call.
+/// The operations of the file system. Several threads of the session call them at once.
 pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
@@ -31,7 +31,9 @@ pub(crate) struct Filesystem {
     /// True if listings may include attributes, that is, without fields: with fields, each length would take a
     /// read of the sample.
     lists_attributes: bool,
+    /// Bytes that the image uses, for `statfs`.
     len_bytes: u64,
+    /// The user and the group of this process, which own all files.
     owner: u32,
     group: u32,
 }
@@ -44,21 +46,16 @@ impl Filesystem {
     ) -> Filesystem {
         let superblocks = files.dataset().image().superblocks();
         let len_bytes = dlfs::format::superblock::used_bytes(superblocks);
-        let own = std::fs::metadata("/proc/self");
-        let (owner, group) = own.map_or((0, 0), |own| {
-            use std::os::unix::fs::MetadataExt;
-            (own.uid(), own.gid())
-        });
-        // Passthrough needs lengths, and a field's length is unknown until its sample is read.
-        let passthrough = passthrough.filter(|_| files.dataset().directory().fields().is_empty());
+        let has_fields = !files.dataset().directory().fields().is_empty();
         Filesystem {
             reads,
-            passthrough,
-            lists_attributes: files.dataset().directory().fields().is_empty(),
+            // Passthrough needs lengths, and a field's length is unknown until its sample is read.
+            passthrough: passthrough.filter(|_| !has_fields),
+            lists_attributes: !has_fields,
             files,
             len_bytes,
-            owner,
-            group,
+            owner: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
         }
     }
 
@@ -85,10 +82,11 @@ impl Filesystem {
 
     fn attributes(&self, node: Node) -> Result<FileAttr, Errno> {
         let attributes = self.files.attributes(node, &mut ());
-        Ok(self.shape(attributes.map_err(|error| errno_of(&error))?, node))
+        Ok(self.file_attr(attributes.map_err(|error| errno_of(&error))?, node))
     }
 
-    fn shape(&self, attributes: Attributes, node: Node) -> FileAttr {
+    /// The attributes in the kernel's form.
+    fn file_attr(&self, attributes: Attributes, node: Node) -> FileAttr {
         let time: SystemTime = UNIX_EPOCH + Duration::from_nanos(attributes.modified_ns);
         FileAttr {
             ino: INodeNo(attributes.inode),
@@ -155,7 +153,7 @@ impl fuser::Filesystem for Filesystem {
         for flag in wanted {
             let _ = config.add_capabilities(flag); // an older kernel works without it
         }
-        let _ = config.set_max_background(MOST_IN_BACKGROUND); // the kernel may take fewer
+        let _ = config.set_max_background(MAX_BACKGROUND); // the kernel may take fewer
         Ok(())
     }
 
@@ -221,7 +219,14 @@ impl fuser::Filesystem for Filesystem {
         match self.node(inode) {
             Ok(Node::File(file)) => {
                 let opens = offset == 0 && self.passthrough.is_none();
-                self.reads.read(Part { file, offset, size, asked: Instant::now(), opens, reply })
+                self.reads.read(ReadPart {
+                    file,
+                    offset,
+                    size,
+                    asked: Instant::now(),
+                    opens,
+                    reply,
+                })
             }
             Ok(Node::Folder(_)) => reply.error(Errno::EISDIR),
             Err(errno) => reply.error(errno),
@@ -258,13 +263,13 @@ impl fuser::Filesystem for Filesystem {
         let tree = self.files.tree();
         let mut left = if offset == FIRST { FIRST_WITH_ATTRIBUTES } else { usize::MAX };
         let listed = self.list(inode, offset, &mut |found| {
-            // Without fields this reads no sample; with fields, the kernel does not send this request.
-            let attributes = self.shape(tree.attributes(found.node, None), found.node);
-            let name = OsStr::from_bytes(found.name);
             if left == 0 {
                 return false;
             }
             left -= 1;
+            // Without fields this reads no sample; with fields, the kernel does not send this request.
+            let attributes = self.file_attr(tree.attributes(found.node, None), found.node);
+            let name = OsStr::from_bytes(found.name);
             !reply.add(attributes.ino, found.next, name, &FOR_EVER, &attributes, Generation(0))
         });
         match listed {
@@ -275,12 +280,13 @@ impl fuser::Filesystem for Filesystem {
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let files = self.files.tree().directory().num_live();
-        let blocks = self.len_bytes.div_ceil(4096);
-        reply.statfs(blocks, 0, 0, files, 0, BLOCK_BYTES, MAX_COMPONENT_BYTES as u32, 4096);
+        let blocks = self.len_bytes.div_ceil(STATFS_BLOCK_BYTES.into());
+        let name_len = MAX_COMPONENT_BYTES as u32;
+        reply.statfs(blocks, 0, 0, files, 0, BLOCK_BYTES, name_len, STATFS_BLOCK_BYTES);
     }
 
     fn getxattr(&self, _: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        put(self.xattr(inode, name), size, reply);
+        reply_xattr(self.xattr(inode, name), size, reply);
     }
 
     fn listxattr(&self, _: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
@@ -292,12 +298,12 @@ impl fuser::Filesystem for Filesystem {
             }
             names
         });
-        put(names, size, reply);
+        reply_xattr(names, size, reply);
     }
 }
 
-/// Answers with the bytes, with their number if `size` is 0, or with ERANGE if they are longer than `size`.
-fn put(bytes: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+/// Answers with the value; with its length if `size` is 0; with ERANGE if it is longer than `size` bytes.
+fn reply_xattr(bytes: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
     match bytes {
         Err(errno) => reply.error(errno),
         Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
@@ -326,9 +332,9 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
     }
 }
 
-/// The attribute of the top folder with the counters of each epoch.
+/// The extended attribute of the top folder with the counters of each epoch.
 const EPOCHS: &str = "user.dlfs.epochs";
-/// The attribute of the top folder with the counters of readahead along an order.
+/// The extended attribute of the top folder with the counters of readahead along an order.
 const ORDER: &str = "user.dlfs.order";
 /// The first answer of a listing has the attributes of at most this many entries. The kernel asks for attributes
 /// at the start of each folder, and makes an inode of each entry, which costs more than the rest of the
@@ -336,7 +342,9 @@ const ORDER: &str = "user.dlfs.order";
 const FIRST_WITH_ATTRIBUTES: usize = 64;
 /// Validity of the kernel's caches: a generation never changes.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
-/// The size that programs are told to read in: that of the kernel's default readahead.
+/// The size of reads that programs are advised to use: the kernel's default readahead.
 const BLOCK_BYTES: u32 = 128 << 10;
-/// Limit of readahead requests, of all files together.
-const MOST_IN_BACKGROUND: u16 = 128;
+/// The unit in which `statfs` counts the image's length.
+const STATFS_BLOCK_BYTES: u32 = 4096;
+/// The most readahead requests at once, of all files together.
+const MAX_BACKGROUND: u16 = 128;

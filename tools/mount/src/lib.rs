@@ -3,23 +3,24 @@
 //! # What it is
 //! A thin layer over [`dlfs::dataset::Files`]: the kernel's requests become its lookups, listings and reads.
 //! The kernel may cache entries, attributes, listings and pages for ever, because a generation never changes.
-//! The kernel is told this, and told that files need no open; a small file whose entry is cached thus costs
-//! one request.
+//! Without passthrough, files need no open either: a small file whose entry is cached costs one request.
 //!
-//! Reads that wait at the same time become one batch (`reads.rs`), which the reader merges and sorts like any
-//! other.
+//! Reads that wait at the same time become one batch (`reads.rs`), which the reader merges and sorts like any other
+//! batch.
 //!
 //! # What it is not
-//! It does not follow the image: a newer generation needs another mount. It keeps no table of inodes, and of
-//! open files only with passthrough: the kernel then reads long files itself (`passthrough.rs`),
-//! and each open costs a request.
+//! A mount shows one generation of the image: a newer generation needs another mount. There is no table of inodes.
+//! Open files are tracked only with passthrough (`passthrough.rs`): the kernel then reads long files itself, and each
+//! open costs a request.
 //!
-//! Read this file first, then `place.rs`, `filesystem.rs` and `reads.rs`.
+//! Read this file first, then `mount_point.rs`, `filesystem.rs`, `reads.rs` and `passthrough.rs`.
 
 mod filesystem;
+mod memory_files;
+mod mount_point;
 mod passthrough;
-mod place;
 mod reads;
+mod unanswered;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -34,8 +35,8 @@ use dlfs::{Error, ErrorKind, Result};
 use fuser::{Config, Session, SessionACL};
 
 use crate::filesystem::Filesystem;
+use crate::mount_point::MountPoint;
 use crate::passthrough::Passthrough;
-use crate::place::Place;
 use crate::reads::Reads;
 
 /// Options of a mount.
@@ -59,11 +60,12 @@ impl Default for Options {
 
 /// A mounted data set. Dropping it unmounts.
 pub struct Mounted {
-    /// `None` after it was joined.
+    /// The thread that waits for the threads of the session; `None` after it was joined.
     session: Option<JoinHandle<io::Result<()>>>,
-    place: Place,
+    mount_point: MountPoint,
     reads: Arc<Reads>,
-    passed: Arc<AtomicU64>,
+    /// Opens so far of files that the kernel reads itself.
+    passed_through: Arc<AtomicU64>,
 }
 
 /// Mounts `files` on the folder `place`. `mount` shows `source` as the device.
@@ -87,42 +89,38 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     }
     let mut config = Config::default();
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(options.threads.max(2));
+    let threads = options.threads.max(2);
+    config.n_threads = Some(threads);
     config.clone_fd = true;
-    let leaders = config.n_threads.unwrap_or(2) - 1;
+    let leaders = threads - 1; // one thread stays free to take requests
     let reads = Arc::new(Reads::new(Arc::clone(&files), leaders));
-    let passed = Arc::new(AtomicU64::new(0));
+    let passed_through = Arc::new(AtomicU64::new(0));
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
-    // At most half of the threads read whole files, which takes long.
+    // At most half of the threads read whole files, which takes long; the others stay free for other requests.
     let passthrough = passthrough.map(|bytes| {
-        Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
+        Passthrough::new(
+            Arc::clone(&files),
+            bytes,
+            leaders.div_ceil(2),
+            Arc::clone(&passed_through),
+        )
     });
     let filesystem = Filesystem::new(files, Arc::clone(&reads), passthrough);
-    let (device, at) = Place::mount(place, source, options.allow_other).map_err(wrong)?;
-    let spawned = Session::from_fd(filesystem, device, config.acl, config).and_then(|session| {
-        std::thread::Builder::new().name("fuser-bg".into()).spawn(|| session.run())
-    });
+    let (connection, mount_point) =
+        MountPoint::mount(place, source, options.allow_other).map_err(wrong)?;
+    let spawned =
+        Session::from_fd(filesystem, connection, config.acl, config).and_then(|session| {
+            std::thread::Builder::new().name("fuser-bg".into()).spawn(|| session.run())
+        });
     let session = match spawned {
         Ok(session) => Some(session),
         Err(error) => {
-            let _ = at.unmount(); // the error says more
+            let _ = mount_point.unmount(); // the error says more
             return Err(wrong(error));
         }
     };
-    read_far_ahead(&at.path);
-    Ok(Mounted { session, place: at, reads, passed })
-}
-
-/// Raises the kernel's readahead from its default of 128 KiB to [`READ_AHEAD_KIB`], so that long files are read
-/// in larger steps. Needs root.
-fn read_far_ahead(place: &Path) {
-    let set = std::fs::metadata(place).and_then(|found| {
-        let device = found.dev();
-        let major = rustix::fs::major(device);
-        let minor = rustix::fs::minor(device);
-        std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB)
-    });
-    let _ = set; // a failure only leaves reads slower
+    raise_readahead(&mount_point.path);
+    Ok(Mounted { session, mount_point, reads, passed_through })
 }
 
 impl Mounted {
@@ -139,7 +137,7 @@ impl Mounted {
 
     /// Opens so far of files that the kernel reads itself.
     pub fn passed_through(&self) -> u64 {
-        self.passed.load(Ordering::Relaxed)
+        self.passed_through.load(Ordering::Relaxed)
     }
 
     /// Returns whether the session's threads have ended: after an unmount, also by somebody else, once no file is
@@ -149,22 +147,21 @@ impl Mounted {
     }
 
     /// Unmounts, even while files are open: programs keep their open files until they close them or this
-    /// process ends. Waits at most 5 s for the session's threads. Leaves other file systems at the place
-    /// alone.
+    /// process ends. Waits at most 5 s for the session's threads. Never unmounts another file system at the same path.
     ///
     /// # Errors
     /// `Busy`: another file system is mounted on top of it. `Refused`, `Io`: the kernel or `fusermount3` refuses.
     /// Errors of [`Mounted::wait`].
     pub fn unmount(self) -> Result<()> {
         if !self.has_ended() {
-            self.place.unmount()?;
+            self.mount_point.unmount()?;
         }
-        let until = Instant::now() + ENDS_WITHIN;
+        let until = Instant::now() + MAX_END_WAIT;
         while !self.has_ended() {
             if Instant::now() >= until {
                 return Ok(()); // open files keep the session until they close, or this process ends
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         self.wait()
     }
@@ -186,21 +183,33 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if !self.has_ended() {
-            let _ = self.place.unmount(); // `unmount` reports errors; a drop cannot
+            let _ = self.mount_point.unmount(); // `unmount` reports errors; a drop cannot
         }
     }
 }
 
 impl std::fmt::Debug for Mounted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mounted").field("place", &self.place.path).finish_non_exhaustive()
+        f.debug_struct("Mounted").field("place", &self.mount_point.path).finish_non_exhaustive()
     }
+}
+
+/// Raises the kernel's readahead from its default of 128 KiB to [`READ_AHEAD_KIB`], so that long files are read
+/// in larger steps. Needs root.
+fn raise_readahead(place: &Path) {
+    let set = std::fs::metadata(place).and_then(|found| {
+        let device = found.dev();
+        let major = rustix::fs::major(device);
+        let minor = rustix::fs::minor(device);
+        std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB)
+    });
+    let _ = set; // a failure only leaves reads slower
 }
 
 /// The kernel's readahead in KiB. A larger value is not faster, as `cargo bench --bench doors -- --only long`
 /// measures.
 const READ_AHEAD_KIB: &str = "4096";
 /// The longest time that an unmount waits for the session's threads.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+const MAX_END_WAIT: Duration = Duration::from_secs(5);
 /// Interval between checks of whether the session has ended.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);

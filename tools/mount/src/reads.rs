@@ -1,20 +1,17 @@
-//! Reads of files. Reads that wait at the same time become one batch. A file that the kernel reads in parts is
-//! cached, so that it is read from storage once.
+//! The kernel's read requests: those that wait at the same time become one batch of the data set.
 //!
-//! A thread with a new read becomes a *leader* if there are fewer than `most_leaders`: it takes the waiting
-//! reads, reads them as one batch, answers them, and takes the next ones until none is left. Otherwise the
-//! thread leaves its read in the queue, for a leader, and takes further requests.
+//! A thread with a new request becomes a *leader* if there are fewer than `max_leaders`: it takes the waiting
+//! requests, reads their samples as one batch, answers, and takes the next ones until none is left. Otherwise the
+//! thread leaves its request in the queue, for a leader, and goes back to the kernel.
 //!
-//! For a sample above 1 MiB, only the pieces that a read touches are read, and further pieces ahead of a
-//! sequential reader.
+//! The kernel reads a longer file in several requests. So that storage is read once:
 //!
-//! # Reads that the target left unanswered
+//! - a file that does not fit in one request is cached whole;
+//! - of a sample above 1 MiB, only the pieces that a request touches are read, and further pieces ahead of a sequential
+//!   reader;
+//! - files that an [`Ahead`] has read along an order are taken from there.
 //!
-//! The kernel repeats the read of a page that it could not read, and reads queue behind a batch that waits
-//! for the target. If each read waited for its own deadline, a program would wait for all these deadlines in
-//! turn. So for a second after a failure, a *repeated* read gets an eighth of the time that the failed read
-//! took: a read of the same file, or one that the kernel requested before the failure. That is enough if the
-//! target is back, and a program waits for little more than one deadline. Other reads get the full time.
+//! `unanswered.rs` limits the time of reads after a target has failed to answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,65 +20,79 @@ use std::time::{Duration, Instant};
 use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query, SampleFile};
 use dlfs::posix::File;
 use dlfs::process::memory_bytes;
-use dlfs::reader::Watch;
 use dlfs::units::{Epoch, SampleId};
 use dlfs::{Error, ErrorKind};
 use fuser::{Errno, ReplyData};
 use parking_lot::Mutex;
 
 use crate::filesystem::errno_of;
+use crate::unanswered::{ReadDeadline, Unanswered, is_unanswered};
 
-/// A part of a file that the kernel waits for.
-pub(crate) struct Part {
+/// The kernel's request for a range of a file.
+pub(crate) struct ReadPart {
     pub(crate) file: File,
+    /// The first byte of the range.
     pub(crate) offset: u64,
+    /// The most bytes to answer with: fewer at the end of the file.
     pub(crate) size: u32,
-    /// The time of the kernel's request.
+    /// The time at which the request arrived.
     pub(crate) asked: Instant,
     /// Set if this read counts as an open: it begins at offset 0, and the kernel sends no opens.
     pub(crate) opens: bool,
     pub(crate) reply: ReplyData,
 }
 
-/// Waiting reads, and cached files that were read in part.
+/// Waiting requests, and the caches from which requests are answered.
 pub(crate) struct Reads {
     files: Arc<Files>,
-    most_leaders: usize,
-    kept_bytes: usize,
-    most_in_pieces: usize,
+    max_leaders: usize,
+    max_cached_bytes: usize,
+    max_in_pieces: usize,
     queue: Mutex<Queue>,
-    kept: Mutex<Kept>,
-    ahead: Mutex<Option<Arc<Ahead<Fields>>>>,
+    cache: Mutex<PartCache>,
+    /// Readahead along an order, if the mount follows one.
+    ahead: Mutex<Option<Arc<Ahead<AheadFields>>>>,
     unanswered: Unanswered,
 }
 
-/// The files of one sample, and its epoch in the order.
-type Fields = (Epoch, Arc<[Box<[u8]>]>);
+/// A sample that was read ahead: its epoch in the order, and the bytes of each field.
+type AheadFields = (Epoch, Arc<[Box<[u8]>]>);
 
 #[derive(Default)]
 struct Queue {
-    waiting: Vec<Part>,
+    waiting: Vec<ReadPart>,
     /// Samples that a leader is reading: further parts of them wait for that leader.
     busy: Vec<SampleId>,
+    /// Threads that read batches now.
     leaders: usize,
 }
 
-/// The files that were read in part most recently.
+/// The files that the kernel has most recently read in several requests, oldest first.
 #[derive(Default)]
-struct Kept {
+struct PartCache {
+    /// Whole files.
     files: VecDeque<(File, Arc<[u8]>)>,
+    /// Bytes of `files`.
     bytes: usize,
     /// Files that are read in pieces; each caches a few pieces.
     in_pieces: VecDeque<(File, Arc<SampleFile>)>,
 }
 
 impl Reads {
-    pub(crate) fn new(files: Arc<Files>, most_leaders: usize) -> Reads {
-        let (queue, kept, ahead, unanswered) = Default::default();
-        let kept_bytes = (memory_bytes() / 8).min(MOST_KEPT_BYTES) as usize;
-        let most_in_pieces =
-            (memory_bytes() / 4 / OF_PIECES_BYTES).clamp(1, MOST_IN_PIECES) as usize;
-        Reads { files, most_leaders, kept_bytes, most_in_pieces, queue, kept, ahead, unanswered }
+    pub(crate) fn new(files: Arc<Files>, max_leaders: usize) -> Reads {
+        let max_cached_bytes = (memory_bytes() / 8).min(MAX_CACHED_BYTES) as usize;
+        let max_in_pieces =
+            (memory_bytes() / 4 / BYTES_PER_FILE_IN_PIECES).clamp(1, MAX_FILES_IN_PIECES) as usize;
+        Reads {
+            files,
+            max_leaders,
+            max_cached_bytes,
+            max_in_pieces,
+            queue: Mutex::default(),
+            cache: Mutex::default(),
+            ahead: Mutex::default(),
+            unanswered: Unanswered::default(),
+        }
     }
 
     /// Reads ahead along `order`, instead of any other order.
@@ -113,8 +124,8 @@ impl Reads {
     }
 
     /// Answers `part`: on this thread, or later on a leader's.
-    pub(crate) fn read(&self, part: Part) {
-        if let Some(bytes) = self.kept(part.file) {
+    pub(crate) fn read(&self, part: ReadPart) {
+        if let Some(bytes) = self.cached(part.file) {
             self.count(&part, None);
             return self.answer(part, &bytes);
         }
@@ -125,7 +136,7 @@ impl Reads {
             && let Some(bytes) = fields.get(usize::from(part.file.field))
         {
             if part.offset > 0 || bytes.len() > part.size as usize {
-                self.keep(part.file, bytes);
+                self.insert(part.file, bytes);
             }
             return self.answer(part, bytes);
         }
@@ -133,7 +144,7 @@ impl Reads {
         {
             let mut queue = self.queue.lock();
             queue.waiting.push(part);
-            if queue.leaders >= self.most_leaders {
+            if queue.leaders >= self.max_leaders {
                 return; // a leader takes the part before it stops leading
             }
             queue.leaders += 1;
@@ -154,28 +165,27 @@ impl Reads {
         }
     }
 
-    fn count(&self, part: &Part, along: Option<Epoch>) {
+    fn count(&self, part: &ReadPart, along: Option<Epoch>) {
         if part.opens {
             self.files.opened(part.file, along);
         }
     }
 
-    /// Reads the batch and answers it; returns its samples.
-    fn lead(&self, batch: &mut Vec<Part>) -> Vec<SampleId> {
+    /// Reads and answers the requests of `batch`, and empties it; returns its samples.
+    fn lead(&self, batch: &mut Vec<ReadPart>) -> Vec<SampleId> {
         let mut ids: Vec<SampleId> = batch.iter().map(|part| part.file.id).collect();
         ids.sort_unstable();
         ids.dedup();
         // Another leader may have cached some of the files since they were queued.
-        let (there, absent): (Vec<_>, Vec<_>) = batch
-            .drain(..)
-            .map(|part| (self.kept(part.file), part))
-            .partition(|(k, _)| k.is_some());
-        for (bytes, part) in there {
-            self.answer(part, &bytes.unwrap_or_default());
+        let mut absent = Vec::with_capacity(batch.len());
+        for part in batch.drain(..) {
+            match self.cached(part.file) {
+                Some(bytes) => self.answer(part, &bytes),
+                None => absent.push(part),
+            }
         }
-        let absent = absent.into_iter().map(|(_, part)| part).collect();
         let absent = self.answer_in_pieces(absent);
-        // Limited parts are read in a batch of their own: the limit would end the others' reads, too.
+        // Parts with a short time limit form a second batch: the limit would end the other reads, too.
         let limited = absent.into_iter().map(|part| (self.limit(&part), part));
         let (again, first): (Vec<_>, Vec<_>) = limited.partition(|(limit, _)| limit.is_some());
         for parts in [first, again].into_iter().filter(|parts| !parts.is_empty()) {
@@ -185,13 +195,14 @@ impl Reads {
         ids
     }
 
-    /// Reads the samples of `parts` whole, as one batch, and answers.
-    fn answer_whole(&self, parts: Vec<Part>, limit: Option<Duration>) {
+    /// Reads the samples of `parts` whole, as one batch, and answers. `limit` bounds the read; `None`: only the usual
+    /// deadline does.
+    fn answer_whole(&self, parts: Vec<ReadPart>, limit: Option<Duration>) {
         let mut wanted: Vec<SampleId> = parts.iter().map(|part| part.file.id).collect();
         wanted.sort_unstable();
         wanted.dedup();
         let began = Instant::now();
-        let mut until = Until::after(limit);
+        let mut until = ReadDeadline::after(limit);
         let read = self.files.dataset().read(Query::Ids(&wanted), OnError::Blank, &mut until);
         let read = match read {
             Ok(read) => read,
@@ -207,7 +218,7 @@ impl Reads {
                 Err(error) => part.reply.error(errno_of(&error)),
                 Ok(bytes) => {
                     if part.offset > 0 || bytes.len() > part.size as usize {
-                        self.keep(part.file, &bytes);
+                        self.insert(part.file, &bytes);
                     }
                     self.answer(part, &bytes);
                 }
@@ -217,12 +228,12 @@ impl Reads {
 
     /// Answers the parts of samples that are read in pieces, in ascending order of offset, so that each file
     /// is read sequentially; returns the other parts.
-    fn answer_in_pieces(&self, parts: Vec<Part>) -> Vec<Part> {
+    fn answer_in_pieces(&self, parts: Vec<ReadPart>) -> Vec<ReadPart> {
         let mut others = Vec::with_capacity(parts.len());
         let mut pieces = Vec::new();
         for part in parts {
             let began = Instant::now();
-            let mut until = Until::after(self.limit(&part));
+            let mut until = ReadDeadline::after(self.limit(&part));
             match self.in_pieces(part.file, &mut until) {
                 Ok(None) => others.push(part),
                 Ok(Some(opened)) => pieces.push((part, opened)),
@@ -235,7 +246,7 @@ impl Reads {
         while let Some((part, opened)) = pieces.next() {
             buffer.resize(part.size as usize, 0);
             let began = Instant::now();
-            let mut until = Until::after(self.limit(&part));
+            let mut until = ReadDeadline::after(self.limit(&part));
             match opened.read_at(part.offset, &mut buffer, &mut until) {
                 Ok(len) => {
                     self.files.counters().read(len as u64);
@@ -252,13 +263,13 @@ impl Reads {
         others
     }
 
-    /// The time limit of the part, if it is a repeated read or has already waited.
-    fn limit(&self, part: &Part) -> Option<Duration> {
+    /// The short time limit of the part, if it repeats an unanswered read or has waited behind one.
+    fn limit(&self, part: &ReadPart) -> Option<Duration> {
         self.unanswered.limit(part.file, part.asked)
     }
 
     /// Answers `parts` with an error.
-    fn fail(&self, error: &Error, began: Instant, parts: Vec<Part>) {
+    fn fail(&self, error: &Error, began: Instant, parts: Vec<ReadPart>) {
         // Noted before the replies, since the kernel repeats such a read at once.
         self.unanswered.note(error, began, parts.iter().map(|part| (part.file, part.asked)));
         let errno = match error.kind() {
@@ -269,45 +280,50 @@ impl Reads {
     }
 
     /// The open file, if it is read in pieces.
-    fn in_pieces(&self, file: File, until: &mut Until) -> dlfs::Result<Option<Arc<SampleFile>>> {
+    fn in_pieces(
+        &self,
+        file: File,
+        until: &mut ReadDeadline,
+    ) -> dlfs::Result<Option<Arc<SampleFile>>> {
         if let Some((_, opened)) =
-            self.kept.lock().in_pieces.iter().find(|(known, _)| *known == file)
+            self.cache.lock().in_pieces.iter().find(|(known, _)| *known == file)
         {
             return Ok(Some(Arc::clone(opened)));
         }
         let opened = self.files.open_in_pieces(file, until)?.map(Arc::new);
         if let Some(opened) = &opened {
-            let mut kept = self.kept.lock();
-            if kept.in_pieces.len() == self.most_in_pieces {
-                kept.in_pieces.pop_front();
+            let mut cache = self.cache.lock();
+            if cache.in_pieces.len() == self.max_in_pieces {
+                cache.in_pieces.pop_front();
             }
-            kept.in_pieces.push_back((file, Arc::clone(opened)));
+            cache.in_pieces.push_back((file, Arc::clone(opened)));
         }
         Ok(opened)
     }
 
-    fn answer(&self, part: Part, bytes: &[u8]) {
+    /// Answers with the part's range of `bytes`, which are the whole file.
+    fn answer(&self, part: ReadPart, bytes: &[u8]) {
         let from = usize::try_from(part.offset).unwrap_or(usize::MAX).min(bytes.len());
         let end = from.saturating_add(part.size as usize).min(bytes.len());
         self.files.counters().read((end - from) as u64);
         part.reply.data(&bytes[from..end]);
     }
 
-    fn kept(&self, file: File) -> Option<Arc<[u8]>> {
-        let kept = self.kept.lock();
-        kept.files.iter().find(|(known, _)| *known == file).map(|(_, bytes)| Arc::clone(bytes))
+    fn cached(&self, file: File) -> Option<Arc<[u8]>> {
+        let cache = self.cache.lock();
+        cache.files.iter().find(|(known, _)| *known == file).map(|(_, bytes)| Arc::clone(bytes))
     }
 
-    fn keep(&self, file: File, bytes: &[u8]) {
-        let mut kept = self.kept.lock();
-        if kept.files.iter().any(|(known, _)| *known == file) {
+    fn insert(&self, file: File, bytes: &[u8]) {
+        let mut cache = self.cache.lock();
+        if cache.files.iter().any(|(known, _)| *known == file) {
             return;
         }
-        kept.bytes += bytes.len();
-        kept.files.push_back((file, bytes.into()));
-        while kept.bytes > self.kept_bytes && kept.files.len() > 1 {
-            if let Some((_, oldest)) = kept.files.pop_front() {
-                kept.bytes -= oldest.len();
+        cache.bytes += bytes.len();
+        cache.files.push_back((file, bytes.into()));
+        while cache.bytes > self.max_cached_bytes && cache.files.len() > 1 {
+            if let Some((_, oldest)) = cache.files.pop_front() {
+                cache.bytes -= oldest.len();
             }
         }
     }
@@ -315,11 +331,15 @@ impl Reads {
 
 impl Queue {
     /// Moves the parts that may be read now to `batch`, and marks their samples as busy.
-    fn take(&mut self, batch: &mut Vec<Part>) {
+    fn take(&mut self, batch: &mut Vec<ReadPart>) {
         let mut left = Vec::new();
         for part in self.waiting.drain(..) {
             let is_busy = self.busy.contains(&part.file.id);
-            if is_busy || batch.len() >= MOST_AT_ONCE { left.push(part) } else { batch.push(part) }
+            if is_busy || batch.len() >= MAX_BATCH_READS {
+                left.push(part)
+            } else {
+                batch.push(part)
+            }
         }
         self.waiting = left;
         self.busy.extend(batch.iter().map(|part| part.file.id));
@@ -328,106 +348,10 @@ impl Queue {
 
 /// Memory limit of the cache of files that were read in part; also at most an eighth of the memory. The newest
 /// file is cached even if it is longer.
-const MOST_KEPT_BYTES: u64 = 64 << 20;
+const MAX_CACHED_BYTES: u64 = 64 << 20;
 /// The most files that stay open to be read in pieces; together they take at most a quarter of the memory.
-const MOST_IN_PIECES: u64 = 16;
-/// The most bytes that each of these files caches.
-const OF_PIECES_BYTES: u64 = 8 << 20;
+const MAX_FILES_IN_PIECES: u64 = 16;
+/// The most bytes that each file that is read in pieces caches.
+const BYTES_PER_FILE_IN_PIECES: u64 = 8 << 20;
 /// The most reads that one batch answers.
-const MOST_AT_ONCE: usize = 256;
-
-/// The most recent unanswered reads.
-#[derive(Default)]
-struct Unanswered(Mutex<Vec<Failure>>);
-
-struct Failure {
-    at: Instant,
-    waited: Duration,
-    files: Vec<File>,
-}
-
-impl Unanswered {
-    /// Notes the failure of reads that began at `began`, if `error` says that the target did not answer.
-    /// `reads` holds their files, and the time of the kernel's request for each.
-    fn note(&self, error: &Error, began: Instant, reads: impl Iterator<Item = (File, Instant)>) {
-        let mut failures = self.0.lock();
-        let has_waited = |asked: Instant| failures.iter().any(|failure| asked < failure.at);
-        let files = match error.kind() {
-            ErrorKind::TimedOut | ErrorKind::Disconnected => reads.map(|(file, _)| file).collect(),
-            // These reads had the short limit. Only those that the kernel requested before an earlier failure are
-            // noted, so that the short limits end even if programs go on to read.
-            ErrorKind::Interrupted => {
-                reads.filter(|(_, asked)| has_waited(*asked)).map(|(file, _)| file).collect()
-            }
-            _ => return,
-        };
-        let at = Instant::now();
-        failures.push(Failure { at, waited: at - began, files });
-    }
-
-    /// The time limit of a read that the kernel requested at `asked`; `None`: the usual deadline.
-    fn limit(&self, file: File, asked: Instant) -> Option<Duration> {
-        let mut failures = self.0.lock();
-        failures.retain(|failure| failure.at.elapsed() < AGAIN_WITHIN);
-        let comes_again = |failure: &&Failure| asked < failure.at || failure.files.contains(&file);
-        let waited = failures.iter().filter(comes_again).map(|failure| failure.waited).max();
-        waited.map(|waited| waited / AGAIN_SHARE)
-    }
-}
-
-/// Returns whether the error says that the target did not answer in time.
-fn is_unanswered(error: &Error) -> bool {
-    use ErrorKind::{Disconnected, Interrupted, TimedOut};
-    matches!(error.kind(), TimedOut | Disconnected | Interrupted)
-}
-
-/// Ends a read at this time, if there is one.
-struct Until(Option<Instant>);
-
-impl Until {
-    /// The time `limit` from now; `None`: no limit.
-    fn after(limit: Option<Duration>) -> Until {
-        Until(limit.map(|limit| Instant::now() + limit))
-    }
-}
-
-impl Watch for Until {
-    fn goes_on(&mut self) -> bool {
-        self.0.is_none_or(|until| Instant::now() < until)
-    }
-}
-
-/// A failure limits reads for this time.
-const AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// A repeated read gets the failed read's time divided by this.
-const AGAIN_SHARE: u32 = 8;
-
-#[cfg(test)]
-mod tests {
-    use dlfs::units::SampleId;
-
-    use super::*;
-
-    #[test]
-    fn what_waited_and_what_comes_again_get_less_time_and_all_others_as_much_as_any() {
-        let file = |id| File { id: SampleId(id), field: 0 };
-        let unanswered = Unanswered::default();
-        let asked = Instant::now();
-        let begun = asked - Duration::from_secs(8);
-        let one = || [(file(1), asked)].into_iter();
-        unanswered.note(&Error::new(ErrorKind::Corrupt, "damaged"), begun, one());
-        assert_eq!(unanswered.limit(file(1), asked), None, "somebody has answered");
-        unanswered.note(&Error::new(ErrorKind::TimedOut, "late"), begun, one());
-        let later = Instant::now() + Duration::from_millis(1);
-        let least = Duration::from_secs(1);
-        assert!(unanswered.limit(file(2), asked).is_some_and(|limit| limit >= least), "it waited");
-        assert_eq!(unanswered.limit(file(2), later), None);
-        assert!(unanswered.limit(file(1), later).is_some_and(|limit| limit >= least), "again");
-        let short = Error::new(ErrorKind::Interrupted, "it had less time");
-        let reads = [(file(3), asked), (file(4), later)].into_iter();
-        unanswered.note(&short, Instant::now(), reads);
-        let latest = Instant::now() + Duration::from_secs(1);
-        assert!(unanswered.limit(file(3), latest).is_some(), "the kernel asks for it again");
-        assert_eq!(unanswered.limit(file(4), latest), None, "the kernel has asked for it again");
-    }
-}
+const MAX_BATCH_READS: usize = 256;

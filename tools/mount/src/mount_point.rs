@@ -1,7 +1,7 @@
-//! The place of a mount: mounts there, and later unmounts only that mount.
+//! Mounting on a folder, and unmounting this mount and no other: [`MountPoint`].
 //!
-//! `fuser` is not used for this: its handle would unmount whatever is mounted at the path by then, even after
-//! its own session has ended.
+//! `fuser` could mount, too, but its handle unmounts any file system that is mounted at the path at that time, even if
+//! the session of the handle has ended.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -18,9 +18,10 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-/// A mounted folder.
+/// A folder on which we have mounted a file system.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MountPoint {
+    /// The folder, as an absolute path without symbolic links.
     pub(crate) path: PathBuf,
     /// The device of the mounted file system: unique while the connection lives.
     device: Device,
@@ -28,11 +29,13 @@ pub(crate) struct Place {
     connection: OwnedFd,
 }
 
+/// Major and minor number of a device.
 type Device = (u32, u32);
 
-impl Place {
-    /// Mounts on `path`; if the kernel answers EPERM, through `fusermount3`. Also returns the connection to the kernel.
-    pub(crate) fn mount(path: &Path, source: &str, all: bool) -> io::Result<(OwnedFd, Place)> {
+impl MountPoint {
+    /// Mounts on `path`; if the kernel answers EPERM, through `fusermount3`. `source` is shown as the device; `all`
+    /// lets other users use the mount. Also returns the connection to the kernel.
+    pub(crate) fn mount(path: &Path, source: &str, all: bool) -> io::Result<(OwnedFd, MountPoint)> {
         let path = path.canonicalize()?; // the program may change its working directory
         let opened = match mount_directly(&path, source, all) {
             Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
@@ -42,10 +45,10 @@ impl Place {
         };
         let device = device_at(&path)?;
         let connection = opened.try_clone()?;
-        Ok((opened, Place { path, device, connection }))
+        Ok((opened, MountPoint { path, device, connection }))
     }
 
-    /// Unmounts, even while files are open, unless somebody else did.
+    /// Unmounts, even while files are open. Does nothing if the mount has ended.
     ///
     /// # Errors
     /// `Busy`: another file system is mounted on top. `Refused`, `Io`: the kernel or `fusermount3` refuses.
@@ -58,7 +61,7 @@ impl Place {
             return Ok(());
         }
         if !is_on_top {
-            return Err(self.covered());
+            return Err(self.covered_error());
         }
         match rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => Ok(()),
@@ -67,6 +70,7 @@ impl Place {
         }
     }
 
+    /// Returns whether the connection to the kernel still lives: it has no error to report.
     fn is_connected(&self) -> bool {
         let mut polled = [PollFd::new(&self.connection, PollFlags::empty())];
         let found = rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, Some(&NOW)));
@@ -85,26 +89,26 @@ impl Place {
         })
     }
 
-    fn covered(&self) -> Error {
+    fn covered_error(&self) -> Error {
         let error =
             Error::new(ErrorKind::Busy, "another file system is mounted on top of this mount");
         error.path(self.path.clone()).hint("unmount both: `umount DIR` takes the upper one first")
     }
 
     fn unmount_by_helper(&self) -> Result<()> {
-        let mut helper = Command::new(HELPER);
+        let mut helper = Command::new(FUSERMOUNT);
         let output = helper.args(["-u", "-z", "--"]).arg(&self.path).output()?;
         if output.status.success() {
             Ok(())
         } else {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Error::new(ErrorKind::Refused, said).path(self.path.clone()))
+            let stderr_text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(Error::new(ErrorKind::Refused, stderr_text).path(self.path.clone()))
         }
     }
 }
 
 /// The program that mounts for users who are not root.
-const HELPER: &str = "fusermount3";
+const FUSERMOUNT: &str = "fusermount3";
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The device of the file system at `path`. Asks only the kernel, since the file system may not answer.
@@ -148,23 +152,23 @@ fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> 
     let options =
         format!("ro,nodev,nosuid,noatime,default_permissions,subtype=dlfs,fsname={source}{allow}");
     let (ours, theirs) = UnixStream::pair()?;
-    let mut helper = Command::new(HELPER);
+    let mut helper = Command::new(FUSERMOUNT);
     // The helper finds the socket at descriptor 0, its standard input.
     helper.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0");
     helper.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = helper.spawn()?;
-    drop(helper); // and our copy of its end of the socket
+    drop(helper); // closes our copy of the helper's end of the socket: `receive` then sees the helper close it
     let received = receive(&ours);
     drop(ours);
-    let mut said = String::new();
+    let mut stderr_text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        stderr.read_to_string(&mut said)?;
+        stderr.read_to_string(&mut stderr_text)?;
     }
     child.wait()?;
-    received?.ok_or_else(|| io::Error::other(said.trim().to_owned()))
+    received?.ok_or_else(|| io::Error::other(stderr_text.trim().to_owned()))
 }
 
-/// The file descriptor that is sent over `socket`; `None` if the socket is closed instead.
+/// The file descriptor that is sent over `socket`; `None`: the socket was closed without one.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut files = Vec::new();
     receive_files(socket, &mut [0], &mut files)?;
