@@ -1,23 +1,23 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
-//! Each staging thread of a node claims the next access of the node's access string (the samples that it reads, in
-//! order) while the staging buffer has room, and fetches the sample from the source that `Copies` (the policy's
-//! placement) selects; a sample from the origin is then decoded and written. The node consumes the buffer strictly in
-//! order; when it has consumed its share of a step it waits for all other nodes. Meanwhile fill threads copy from the
-//! origin to tiers. The network has no congestion. The origin is shared in one of two ways ([`Sharing`]):
+//! A node reads the samples of its *access string* in order. A staging thread claims the next access while the staging
+//! buffer has room, and fetches the sample from the source that [`Copies`], the policy's placement, selects; a sample
+//! from the origin is then decoded and written. The node consumes the buffer strictly in order. After its share of a
+//! step, the node waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. The network has no
+//! congestion. The origin is shared in one of two ways ([`Sharing`]):
 //!
 //! - by the *nodes* that read from it, as in the thesis: each thread of a node gets the node's
 //!   whole share, and a transfer keeps its initial rate (transfers that begin at the same instant
 //!   are counted together);
 //! - by *transfers*, like a link or a throttled device: all proceed at one rate, which changes whenever a
-//!   transfer begins or ends. So it suffices to know, for each transfer, the value of one counter at which it ends:
-//!   the bytes that a transfer would have received since the simulation began.
+//!   transfer begins or ends. One counter suffices for all: the bytes that a transfer would have received since the
+//!   simulation began. A transfer ends when the counter has grown by the transfer's length.
 //!
 //! Threads of a node, numbered in this order: staging threads, fill threads tier by tier, and last the one that
 //! computes. Thread t of node n is n * `threads_per_node` + t.
 //!
-//! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current epochs, and
-//! the state of `Copies`.
+//! Time is in nanoseconds. The simulation keeps the staged samples, the sequences of the epochs that nodes are reading,
+//! and the state of [`Copies`] in memory.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -53,24 +53,23 @@ pub(crate) struct Job {
 pub(crate) struct Rules {
     /// Excludes samples that only the origin has from prefetching.
     pub(crate) origin_on_demand: bool,
-    /// The overlap of writes and fetches.
-    pub(crate) hides_writes: Hides,
+    /// The threads that overlap writes with fetches.
+    pub(crate) overlap: WriteOverlap,
     /// Divides the origin's rate among all nodes, as in loading before training; otherwise among the nodes that read
     /// from it now.
     pub(crate) all_read: bool,
-    /// The origin is read in whole chunks.
+    /// Reads whole chunks from the origin.
     pub(crate) reads_chunks: bool,
 }
 
-/// The threads that fetch the next sample while the last one is decoded and written; other threads do these
-/// in sequence.
+/// The threads that fetch the next sample while they decode and write the last one; the others do this in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Hides {
-    /// None.
+pub(crate) enum WriteOverlap {
+    /// No thread does.
     None,
-    /// The threads that fill the staging buffer.
+    /// Staging threads do.
     Staging,
-    /// Also the threads that fill tiers.
+    /// Staging threads and fill threads do.
     All,
 }
 
@@ -100,6 +99,7 @@ pub(crate) struct Engine<'a, C> {
     rules: Rules,
     copies: C,
     sequence: &'a Sequence<'a>,
+    /// The sequences of the epochs that some node is reading, from epoch `first_in_window` on.
     window: VecDeque<Vec<u32>>,
     first_in_window: u32,
     nodes: Vec<Node>,
@@ -109,13 +109,16 @@ pub(crate) struct Engine<'a, C> {
     now_ns: u64,
     /// Ends of tasks: time in nanoseconds, and the thread. Transfers that share a link are in `transfers`.
     ends: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Nodes with a transfer from the origin.
     reading_nodes: u32,
     /// Transfers from the origin that begin at this instant: thread, and bytes.
     beginning: Vec<(u32, u64)>,
     transfers: Transfers,
     /// The nodes that wait for each sample that a fill thread is copying.
     waiting: HashMap<u32, Vec<u32>>,
+    /// Finished steps of all epochs.
     steps_done: u64,
+    /// Nodes that have finished the current step.
     at_barrier: u32,
     outcome: Outcome,
 }
@@ -127,7 +130,9 @@ struct Node {
     accesses_per_epoch: u64,
     /// Accesses until the end of the current step.
     step_end: u64,
+    /// Accesses that staging threads have claimed.
     claimed: u64,
+    /// Accesses whose samples the node has consumed.
     consumed: u64,
     /// Claimed samples that are not consumed yet, in order.
     staged: VecDeque<Staged>,
@@ -136,13 +141,16 @@ struct Node {
     idle: Vec<usize>,
     /// Fill threads without work.
     idle_fills: Vec<usize>,
+    /// Set while the node consumes a sample.
     computing: bool,
+    /// Transfers from the origin.
     origin_reads: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Staged {
     len_bytes: u32,
+    /// Set when the sample is in the buffer.
     ready: bool,
 }
 
@@ -153,13 +161,14 @@ struct Task {
     index: u64,
     /// True if it reads from the origin now.
     reads_origin: bool,
-    /// The time from the end of the fetch to the end of the task: to decode, write and send on the sample.
+    /// The time from the end of the fetch to the end of the task, in which the sample is decoded, written, and sent to
+    /// another node.
     then_ns: u64,
-    /// The earliest end of the task: the end of a write that overlaps the fetch.
-    not_before: u64,
+    /// The earliest time at which the task ends: the end of a write that overlaps the fetch.
+    not_before_ns: u64,
 }
 
-/// Transfers under [`Sharing::Transfers`].
+/// The transfers from the origin under [`Sharing::Transfers`].
 #[derive(Debug, Default)]
 struct Transfers {
     /// Bytes per second of each transfer.
@@ -251,14 +260,12 @@ impl<'a, C: Copies> Engine<'a, C> {
         self.transfers.per_transfer +=
             u128::from(self.transfers.rate) * u128::from(time - self.now_ns);
         self.now_ns = time;
-        let thread = if is_transfer {
-            self.transfers.ends.pop().map(|Reverse((_, thread))| thread)
-        } else {
-            self.ends.pop().map(|Reverse((_, thread))| thread)
-        };
-        thread.map(|thread| thread as usize)
+        let thread =
+            if is_transfer { self.transfers.ends.pop()?.0.1 } else { self.ends.pop()?.0.1 };
+        Some(thread as usize)
     }
 
+    /// Starts the transfers of `beginning`, and determines the rate if transfers share it.
     fn begin_transfers(&mut self) {
         match self.job.sharing {
             Sharing::Nodes => {
@@ -301,7 +308,7 @@ impl<'a, C: Copies> Engine<'a, C> {
             self.first_in_window += 1;
         }
         for node in 0..self.nodes.len() {
-            let count = self.job.schedule.part(step, node as u32).1;
+            let (_, count) = self.job.schedule.part(step, node as u32);
             self.nodes[node].step_end += count;
             self.at_barrier += u32::from(count == 0);
         }
@@ -326,7 +333,7 @@ impl<'a, C: Copies> Engine<'a, C> {
             if u64::from(len_bytes) > room && !state.staged.is_empty() {
                 return;
             }
-            if self.copies.is_coming(node as u32, sample) {
+            if self.copies.is_being_copied(node as u32, sample) {
                 let waiting = self.waiting.entry(sample).or_default();
                 if !waiting.contains(&(node as u32)) {
                     waiting.push(node as u32);
@@ -338,14 +345,14 @@ impl<'a, C: Copies> Engine<'a, C> {
             if source == Source::Origin && self.rules.origin_on_demand && !wanted {
                 return;
             }
-            let elsewhere = self.copies.is_elsewhere(node as u32, sample);
-            let more_to_fill = self.copies.claimed(node as u32, sample, len_bytes);
+            let is_relayed = self.copies.is_relayed(node as u32, sample);
+            let more_to_fill = self.copies.on_claim(node as u32, sample, len_bytes);
             let state = &mut self.nodes[node];
             state.idle.pop();
             state.claimed += 1;
             state.staged.push_back(Staged { len_bytes, ready: false });
             state.staged_bytes += u64::from(len_bytes);
-            self.read(node, t, index, (source, elsewhere));
+            self.read(node, t, index, source, is_relayed);
             if let Some(holder) = more_to_fill {
                 for t in std::mem::take(&mut self.nodes[holder as usize].idle_fills) {
                     self.fill(holder as usize, t);
@@ -354,21 +361,21 @@ impl<'a, C: Copies> Engine<'a, C> {
         }
     }
 
-    /// Lets a thread stage a sample. Samples in tiers are already decoded. A sample that another node reads
-    /// from the origin for this node also crosses the network.
-    fn read(&mut self, node: usize, t: usize, index: u64, (source, elsewhere): (Source, bool)) {
+    /// Lets a thread stage the sample that was claimed last. Samples in tiers are already decoded. A relayed sample,
+    /// which another node reads from the origin for this one, also crosses the network.
+    fn read(&mut self, node: usize, t: usize, index: u64, source: Source, is_relayed: bool) {
         let staged = self.nodes[node].staged.back().expect("it was just claimed");
         let len = u64::from(staged.len_bytes);
         match source {
             Source::Origin => {
                 self.outcome.origin_bytes += len;
                 let write_ns = self.job.model.write_ns(len);
-                let (hidden_ns, then_ns) = if self.rules.hides_writes >= Hides::Staging {
+                let (hidden_ns, then_ns) = if self.rules.overlap >= WriteOverlap::Staging {
                     (write_ns, 0)
                 } else {
                     (0, write_ns)
                 };
-                let network_ns = if elsewhere { self.job.model.network.time_ns(len) } else { 0 };
+                let network_ns = if is_relayed { self.job.model.network.time_ns(len) } else { 0 };
                 let times = (hidden_ns, then_ns.saturating_add(network_ns));
                 self.read_origin(node, t, index, len, times);
                 return;
@@ -393,18 +400,20 @@ impl<'a, C: Copies> Engine<'a, C> {
         self.nodes[node].origin_reads += 1;
         self.reading_nodes += u32::from(self.nodes[node].origin_reads == 1);
         let thread = node * self.threads_per_node + t;
-        let not_before = self.now_ns.saturating_add(hidden_ns);
-        self.tasks[thread] = Task { index, reads_origin: true, then_ns, not_before };
+        let not_before_ns = self.now_ns.saturating_add(hidden_ns);
+        self.tasks[thread] = Task { index, reads_origin: true, then_ns, not_before_ns };
         self.beginning.push((thread as u32, len_bytes));
     }
 
+    /// Gives a thread a task that ends at `end`.
     fn begin(&mut self, node: usize, t: usize, end: u64, task: Task) {
         let thread = node * self.threads_per_node + t;
         self.tasks[thread] = task;
         self.ends.push(Reverse((end, thread as u32)));
     }
 
-    /// Ends a thread's fetch: the thread starts writing, or its task ends and is returned.
+    /// Ends a thread's fetch or write. After the fetch the thread starts to write, unless that takes no time; after the
+    /// write its task ends and is returned.
     fn end(&mut self, node: usize, t: usize) -> Option<Task> {
         let task = self.tasks[node * self.threads_per_node + t];
         if !task.reads_origin {
@@ -412,7 +421,7 @@ impl<'a, C: Copies> Engine<'a, C> {
         }
         self.nodes[node].origin_reads -= 1;
         self.reading_nodes -= u32::from(self.nodes[node].origin_reads == 0);
-        let end = self.now_ns.saturating_add(task.then_ns).max(task.not_before);
+        let end = self.now_ns.saturating_add(task.then_ns).max(task.not_before_ns);
         let written = Task { index: task.index, ..Task::default() };
         if end == self.now_ns {
             return Some(written);
@@ -467,7 +476,7 @@ impl<'a, C: Copies> Engine<'a, C> {
         self.compute(node);
     }
 
-    /// Lets a fill thread copy the next missing sample of its tier.
+    /// Lets a fill thread copy the next missing sample of its tier, or go idle.
     fn fill(&mut self, node: usize, t: usize) {
         let (tier, nth) = self.tier_of(t);
         let Some(sample) = self.copies.next_fill(node as u32, tier, nth) else {
@@ -477,9 +486,9 @@ impl<'a, C: Copies> Engine<'a, C> {
         let len = u64::from(self.job.sizes[sample as usize]);
         self.outcome.filled_bytes += len;
         let write_ns = self.write_to_tier_ns(tier, len);
-        let times = match self.rules.hides_writes {
-            Hides::All => (write_ns, 0),
-            Hides::Staging | Hides::None => (0, write_ns),
+        let times = match self.rules.overlap {
+            WriteOverlap::All => (write_ns, 0),
+            WriteOverlap::Staging | WriteOverlap::None => (0, write_ns),
         };
         self.read_origin(node, t, 0, len, times);
     }

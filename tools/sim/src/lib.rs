@@ -4,13 +4,15 @@
 //! dlfs's own. The order and the ranks' shares are dlfs's; frequencies, placement and holders come from
 //! `dlfs::plan`. Only the threads, the storage, the network and the clock are simulated.
 //!
-//! Read `environment.rs` (the inputs), `schedule.rs` (who reads what), `policy.rs`, `copies.rs` (where copies are)
-//! and `engine.rs` (the events), in that order.
+//! Read `environment.rs` (the inputs), `schedule.rs` (which node reads which sample), `policy.rs`, `copies.rs` (the
+//! copies that nodes hold) and `engine.rs` (the events), in that order.
 
+mod by_hash;
 mod copies;
 pub mod engine;
 pub mod environment;
 pub mod policy;
+mod probed;
 mod schedule;
 pub mod search;
 pub mod thesis;

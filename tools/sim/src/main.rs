@@ -173,13 +173,13 @@ fn advise(arguments: &AdviseArgs, json: bool) -> Result<(), Failure> {
     let prices = Prices::of(&config)?;
     let sizes = input.sizes(&config)?;
     let num_tiers = config.environment.tiers.len();
-    let or = |given: &Option<Vec<f64>>, has_tier, default: &[f64]| match given {
+    let sizes_or = |given: &Option<Vec<f64>>, has_tier, default: &[f64]| match given {
         Some(sizes) => in_mb(sizes),
         None if has_tier => in_mb(default),
         None => vec![0.0],
     };
-    let memory = or(memory_gb, num_tiers > 0, &MEMORY_GB);
-    let disk = or(disk_gb, num_tiers > 1, &DISK_GB);
+    let memory = sizes_or(memory_gb, num_tiers > 0, &MEMORY_GB);
+    let disk = sizes_or(disk_gb, num_tiers > 1, &DISK_GB);
     let advice = search::advise(&config, &sizes, *policy, &memory, &disk, prices, *fraction)?;
     print_advice(&advice, json)
 }
@@ -353,6 +353,7 @@ fn text_table(header: &[&str]) -> Table {
     table
 }
 
+/// Sizes in MB, of sizes in GB.
 fn in_mb(gb: &[f64]) -> Vec<f64> {
     gb.iter().map(|gb| gb * 1e3).collect()
 }
@@ -361,7 +362,7 @@ fn in_mb(gb: &[f64]) -> Vec<f64> {
 const MEMORY_GB: [f64; 8] = [0.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 const DISK_GB: [f64; 7] = [0.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
 
-/// The source of machines and sizes, beside the configuration.
+/// Measured machines and real sizes, which replace those of the configuration.
 #[derive(Debug, Clone, Default, Args)]
 struct InputArgs {
     /// Take the tiers, and the origin if it was measured, from FILE, as written by `dlfs probe`

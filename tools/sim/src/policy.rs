@@ -1,5 +1,5 @@
-//! The compared policies: which samples each loads before training, which it keeps, which source it reads
-//! from, and how it reorders.
+//! The compared policies. A policy says which samples are loaded before training, which copies are kept, which source
+//! is read, and how samples are reordered.
 //!
 //! The first ten policies are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this
 //! project's.
@@ -11,8 +11,9 @@ use dlfs::options::DEFAULT_GROUP;
 use dlfs::order::{OrderKind, OrderSpec, deal};
 use dlfs::permutation::{Key, Permutation};
 
-use crate::copies::{self, ByHash, Copies, FirstTouch, Nothing, Planned, Shared, Use, slice};
-use crate::engine::{Engine, Hides, Job, Outcome, Rules};
+use crate::by_hash::{self, ByHash};
+use crate::copies::{Copies, FirstTouch, NoCopies, PlanUse, Planned, SingleCopies, slice};
+use crate::engine::{Engine, Job, Outcome, Rules, WriteOverlap};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
 
@@ -170,19 +171,20 @@ impl Simulation {
     /// # Errors
     /// The policy cannot run on this data set.
     pub fn run(&self, policy: Policy) -> Result<Outcome, PolicyError> {
+        let job = &self.job;
         match policy {
             Policy::LowerBound => Ok(self.lower_bound()),
-            Policy::Naive => Ok(self.plain(Nothing, ON_DEMAND, 1)),
-            Policy::StagingPool => Ok(self.plain(Nothing, OVERLAPPED, 0)),
-            Policy::Hdmlp => Ok(self.plain(self.planned(HDMLP)?, STAGED, 0)),
-            Policy::Clairvoyant => Ok(self.plain(self.planned(CLAIRVOYANT)?, OVERLAPPED, 0)),
-            Policy::PeersByPlan => Ok(self.plain(self.planned(PEERS_BY_PLAN)?, OVERLAPPED, 0)),
+            Policy::Naive => Ok(self.naive()),
+            Policy::StagingPool => Ok(plain(job, NoCopies, OVERLAPPED)),
+            Policy::Hdmlp => Ok(plain(job, self.planned(HDMLP)?, STAGED)),
+            Policy::Clairvoyant => Ok(plain(job, self.planned(CLAIRVOYANT)?, OVERLAPPED)),
+            Policy::PeersByPlan => Ok(plain(job, self.planned(PEERS_BY_PLAN)?, OVERLAPPED)),
             Policy::PeersByHash => {
-                let holders = copies::holders(&self.job, false).map_err(ConfigError::from)?;
-                Ok(self.plain(ByHash::new(&self.job, &holders), OVERLAPPED, 0))
+                let holders = by_hash::holders(job, false).map_err(ConfigError::from)?;
+                Ok(plain(job, ByHash::new(job, &holders), OVERLAPPED))
             }
             Policy::ShardLocal => self.shard_local(),
-            Policy::FirstTouch => Ok(self.plain(FirstTouch::new(&self.job), OVERLAPPED, 0)),
+            Policy::FirstTouch => Ok(plain(job, FirstTouch::new(job), OVERLAPPED)),
             Policy::Grouped => self.grouped(),
             Policy::DeepioOrdered => self.deepio_ordered(),
             Policy::DeepioOpportunistic => self.deepio_opportunistic(),
@@ -214,22 +216,19 @@ impl Simulation {
         Outcome { seconds: total_ns as f64 * 1e-9, ..Outcome::default() }
     }
 
-    /// Trains in the order's own sequence, with `threads` staging threads; 0: as configured.
-    fn plain(&self, copies: impl Copies, rules: Rules, threads: u32) -> Outcome {
+    /// One staging thread of each node fetches each sample when it is needed.
+    fn naive(&self) -> Outcome {
         let mut job = self.job.clone();
-        if threads > 0 {
-            job.model.staging.threads = threads;
-        }
-        let sequence = |epoch| job.schedule.sequence(epoch);
-        Engine::new(&job, rules, copies, &sequence).run(0)
+        job.model.staging.threads = 1;
+        plain(&job, NoCopies, ON_DEMAND)
     }
 
-    fn planned(&self, usage: Use) -> Result<Planned, PolicyError> {
+    fn planned(&self, usage: PlanUse) -> Result<Planned, PolicyError> {
         Ok(Planned::new(&self.job, usage).map_err(ConfigError::from)?)
     }
 
     fn shard_local(&self) -> Result<Outcome, PolicyError> {
-        let holders = copies::holders(&self.job, true).map_err(ConfigError::from)?;
+        let holders = by_hash::holders(&self.job, true).map_err(ConfigError::from)?;
         let sequence = |epoch| {
             self.dealt(epoch, |step, ids, room| {
                 let mut nodes = Vec::with_capacity(ids.len());
@@ -266,22 +265,20 @@ impl Simulation {
     fn grouped(&self) -> Result<Outcome, PolicyError> {
         let kind = OrderKind::Grouped { lanes: 0, group: DEFAULT_GROUP };
         let schedule = schedule(&self.config, &self.job.sizes, kind)?;
-        let job = Job { schedule, ..self.job.clone() };
-        let sequence = |epoch| job.schedule.sequence(epoch);
-        Ok(Engine::new(&job, IN_CHUNKS, Nothing, &sequence).run(0))
+        Ok(plain(&Job { schedule, ..self.job.clone() }, NoCopies, IN_CHUNKS))
     }
 
     fn deepio_ordered(&self) -> Result<Outcome, PolicyError> {
-        let shared = Shared::slices(&self.job, self.memory()?);
+        let copies = SingleCopies::slices(&self.job, self.memory()?);
         let rules = Rules { origin_on_demand: true, ..PIPELINED };
-        Ok(self.loaded(shared, rules, &|e| self.job.schedule.sequence(e)))
+        Ok(self.loaded(copies, rules, &|e| self.job.schedule.sequence(e)))
     }
 
     /// Every node draws from the contents of all memories, until the epoch is complete.
     fn deepio_opportunistic(&self) -> Result<Outcome, PolicyError> {
-        let shared = Shared::slices(&self.job, self.memory()?);
+        let copies = SingleCopies::slices(&self.job, self.memory()?);
         let ids = 0..self.job.sizes.len() as u32;
-        let held: Vec<u32> = ids.filter(|&id| shared.node_of(id).is_some()).collect();
+        let held: Vec<u32> = ids.filter(|&id| copies.node_of(id).is_some()).collect();
         if held.is_empty() {
             return Err(PolicyError::NotApplicable("no sample fits into a memory"));
         }
@@ -291,17 +288,17 @@ impl Simulation {
             let mut draws = Draws::new(&held, Key::derive(seed, &[u64::from(epoch)]));
             (0..positions).map(|_| draws.next()).collect()
         };
-        Ok(self.loaded(shared, PIPELINED, &sequence))
+        Ok(self.loaded(copies, PIPELINED, &sequence))
     }
 
     /// Every node draws from its own slice; the disk is filled first, as the published times imply.
     fn parallel_staging(&self) -> Result<Outcome, PolicyError> {
         let slowest_first: Vec<usize> = (0..self.job.tier_bytes.len()).rev().collect();
-        let shared = Shared::slices(&self.job, &slowest_first);
+        let copies = SingleCopies::slices(&self.job, &slowest_first);
         let nodes = self.job.schedule.nodes();
         let held = |node| {
             let ids = slice(self.job.sizes.len(), node, nodes).map(|id| id as u32);
-            ids.filter(|&id| shared.node_of(id).is_some()).collect::<Vec<u32>>()
+            ids.filter(|&id| copies.node_of(id).is_some()).collect::<Vec<u32>>()
         };
         let held: Vec<Vec<u32>> = (0..nodes).map(held).collect();
         if held.iter().any(Vec::is_empty) {
@@ -319,19 +316,19 @@ impl Simulation {
             }
             sequence
         };
-        Ok(self.loaded(shared, PIPELINED, &sequence))
+        Ok(self.loaded(copies, PIPELINED, &sequence))
     }
 
     fn lbann_dynamic(&self) -> Result<Outcome, PolicyError> {
-        self.fits_memories()?;
-        let copies = Shared::first_reader(self.job.sizes.len());
-        Ok(self.plain(copies, Rules { all_read: true, ..PIPELINED }, 0))
+        self.check_fits_memories()?;
+        let copies = SingleCopies::first_reader(self.job.sizes.len());
+        Ok(plain(&self.job, copies, Rules { all_read: true, ..PIPELINED }))
     }
 
     fn lbann_preloading(&self) -> Result<Outcome, PolicyError> {
-        self.fits_memories()?;
-        let shared = Shared::slices(&self.job, self.memory()?);
-        Ok(self.loaded(shared, PIPELINED, &|e| self.job.schedule.sequence(e)))
+        self.check_fits_memories()?;
+        let copies = SingleCopies::slices(&self.job, self.memory()?);
+        Ok(self.loaded(copies, PIPELINED, &|e| self.job.schedule.sequence(e)))
     }
 
     /// A slice that fits in memory is there; a larger slice fills the disk first. The published load times
@@ -342,16 +339,21 @@ impl Simulation {
         if self.job.tier_bytes.first().is_some_and(|&memory| memory < each) {
             tiers.reverse();
         }
-        let shared = Shared::slices(&self.job, &tiers);
+        let copies = SingleCopies::slices(&self.job, &tiers);
         let holders: Vec<Option<u32>> =
-            (0..self.job.sizes.len() as u32).map(|id| shared.node_of(id)).collect();
+            (0..self.job.sizes.len() as u32).map(|id| copies.node_of(id)).collect();
         let sequence =
             |epoch| self.dealt(epoch, |_, ids, room| deal_to_holders(ids, room, &holders));
-        Ok(self.loaded(shared, PIPELINED, &sequence))
+        Ok(self.loaded(copies, PIPELINED, &sequence))
     }
 
-    /// Trains after each node has loaded `used` bytes into its tiers, all tiers in parallel.
-    fn loaded(&self, shared: Shared, rules: Rules, sequence: &dyn Fn(u32) -> Vec<u32>) -> Outcome {
+    /// Trains after each node has loaded `copies.used` bytes into its tiers, all tiers in parallel.
+    fn loaded(
+        &self,
+        copies: SingleCopies,
+        rules: Rules,
+        sequence: &dyn Fn(u32) -> Vec<u32>,
+    ) -> Outcome {
         let model = &self.job.model;
         let load_ns = |(tier, &bytes): (usize, &u64)| {
             let stage = &model.tiers[tier];
@@ -368,10 +370,11 @@ impl Simulation {
                 }
             }
         };
-        let load_ns = shared.used.iter().map(of_node).max().unwrap_or(0);
-        Engine::new(&self.job, rules, shared, sequence).run(load_ns)
+        let load_ns = copies.used.iter().map(of_node).max().unwrap_or(0);
+        Engine::new(&self.job, rules, copies, sequence).run(load_ns)
     }
 
+    /// The memory tier, as a list of tiers.
     fn memory(&self) -> Result<&'static [usize], PolicyError> {
         if self.job.tier_bytes.is_empty() {
             Err(PolicyError::NotApplicable("the nodes have no memory tier"))
@@ -380,7 +383,8 @@ impl Simulation {
         }
     }
 
-    fn fits_memories(&self) -> Result<(), PolicyError> {
+    /// Checks that the memory tiers of all nodes together can hold the data set.
+    fn check_fits_memories(&self) -> Result<(), PolicyError> {
         let memory = self.job.tier_bytes.first().copied().unwrap_or(0);
         if u128::from(memory) * u128::from(self.job.schedule.nodes()) < u128::from(self.total_bytes)
         {
@@ -391,6 +395,13 @@ impl Simulation {
     }
 }
 
+/// Trains `job` in the sequence of its schedule, without loading before training.
+fn plain(job: &Job, copies: impl Copies, rules: Rules) -> Outcome {
+    let sequence = |epoch| job.schedule.sequence(epoch);
+    Engine::new(job, rules, copies, &sequence).run(0)
+}
+
+/// The schedule of `config` in an order of this kind. Chunks have as many samples as fit in [`CHUNK_BYTES`] on average.
 fn schedule(config: &Config, sizes: &[u32], kind: OrderKind) -> Result<Schedule, ConfigError> {
     let count = sizes.len() as u64;
     let total: u64 = sizes.iter().map(|&size| u64::from(size)).sum();
@@ -404,7 +415,9 @@ fn schedule(config: &Config, sizes: &[u32], kind: OrderKind) -> Result<Schedule,
 struct Draws<'a> {
     from: &'a [u32],
     key: Key,
+    /// The number of times that the list was exhausted.
     round: u64,
+    /// The position of the next draw in `order`.
     at: u64,
     order: Permutation,
 }
@@ -453,22 +466,22 @@ fn deal_to_holders(ids: &[u32], room: &mut [u64], holders: &[Option<u32>]) -> Ve
 /// The thesis's model: a thread fetches a sample and then writes it.
 const PIPELINED: Rules = Rules {
     origin_on_demand: false,
-    hides_writes: Hides::None,
+    overlap: WriteOverlap::None,
     all_read: false,
     reads_chunks: false,
 };
 /// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
-const OVERLAPPED: Rules = Rules { hides_writes: Hides::All, ..PIPELINED };
-/// HDMLP: staging threads work as in double buffering, fill threads like threads that load tiers before
-/// training. This reproduces the published times.
-const STAGED: Rules = Rules { hides_writes: Hides::Staging, ..PIPELINED };
+const OVERLAPPED: Rules = Rules { overlap: WriteOverlap::All, ..PIPELINED };
+/// HDMLP: staging threads overlap writes and fetches as in double buffering; fill threads do not, like the threads that
+/// load tiers before training. This reproduces the published times.
+const STAGED: Rules = Rules { overlap: WriteOverlap::Staging, ..PIPELINED };
 const IN_CHUNKS: Rules = Rules { reads_chunks: true, ..OVERLAPPED };
 const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 
 /// The published times assume that nodes read only their own tiers.
-const HDMLP: Use = Use { keep_staged: false, peers: false };
-const CLAIRVOYANT: Use = Use { keep_staged: true, peers: false };
-const PEERS_BY_PLAN: Use = Use { keep_staged: true, peers: true };
+const HDMLP: PlanUse = PlanUse { keep_staged: false, peers: false };
+const CLAIRVOYANT: PlanUse = PlanUse { keep_staged: true, peers: false };
+const PEERS_BY_PLAN: PlanUse = PlanUse { keep_staged: true, peers: true };
 
 /// The length of chunks, as `dlfs import` makes them by default.
 const CHUNK_BYTES: u64 = 4 << 20;

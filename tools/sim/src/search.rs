@@ -113,6 +113,7 @@ pub fn advise(
     Ok(Advice { bound_seconds, simulated, cheapest, fastest })
 }
 
+/// Simulates `policy` with these sizes of the first and the second tier; 0: without that tier.
 fn point(
     config: &Config,
     sizes: &[u32],
