@@ -28,8 +28,9 @@ use dlfs::units::{Nsid, total};
 
 use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN, MetricsArgs, PlacementArgs};
 use crate::exit::{Failure, Outcome, Stop, asked_by_signals};
-use crate::log::{self, Place};
+use crate::log;
 use crate::out::{self, Out};
+use crate::service::access_log::LogDestination;
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
 use crate::service::control::{Control, Event, call};
 use crate::service::limits::{Limit, LimitArgs};
@@ -212,7 +213,7 @@ impl ServeArgs {
         Source {
             config: self.config.clone(),
             hosts: self.hosts.clone(),
-            access_log: access_log.map(|text| Place::parse(text, Path::new(""))),
+            access_log: access_log.map(|text| LogDestination::parse(text, Path::new(""))),
         }
     }
 }

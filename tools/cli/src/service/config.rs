@@ -15,14 +15,14 @@ use dlfs::target::{AnaState, HostKeys, HostRule, Limits, Rules};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result, tls};
 
+use super::access_log::LogDestination;
 use super::limits::{self, LimitArgs, parse_table};
-use crate::log::Place;
 
 /// The whole configuration of a service.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServiceConfig {
     /// The place of the access log, if there is one.
-    pub(crate) access_log: Option<Place>,
+    pub(crate) access_log: Option<LogDestination>,
     pub(crate) subsystems: Vec<SubsystemConfig>,
     /// Limits and weights of hosts and groups.
     pub(crate) hosts: Vec<HostRule>,
@@ -175,7 +175,7 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     if file.subsystem.is_empty() {
         return Err(reader.wrong(0, "no [[subsystem]]: there is nothing to serve"));
     }
-    let access_log = file.access_log.map(|text| Place::parse(&text, reader.folder));
+    let access_log = file.access_log.map(|text| LogDestination::parse(&text, reader.folder));
     let mut config = ServiceConfig { access_log, ..ServiceConfig::default() };
     for subsystem in file.subsystem {
         let at = subsystem.nqn.span().start;
@@ -409,7 +409,7 @@ ana = "non-optimized"
     #[test]
     fn a_file_becomes_its_value() {
         let config = parsed(GOOD).unwrap();
-        assert_eq!(config.access_log, Some(Place::File("/etc/dlfs/access.jsonl".into())));
+        assert_eq!(config.access_log, Some(LogDestination::File("/etc/dlfs/access.jsonl".into())));
         let [a, b] = &config.subsystems[..] else { panic!("{config:?}") };
         assert_eq!(a.listen.len(), 2);
         assert!(format!("{:?}", a.limits).contains("max_io_queues: Some(8)"));

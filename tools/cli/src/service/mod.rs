@@ -3,12 +3,13 @@
 //! Both the file and the command line become values of [`config::SubsystemConfig`]. [`running::Service`] has
 //! the running targets, and [`reload`] makes them match the file again. [`control`] answers `dlfs ctl`; [`openings`]
 //! carries out changes of the service, and waits for them; [`limits`] limits hosts; [`takeover`] replaces a service by
-//! another process without closing its addresses. All of it runs on the command's own thread, in the loop of
-//! `commands/serve.rs`, except for reading requests, opening namespaces later, ending targets and writing the access
-//! log (`log.rs`).
+//! another process without closing its addresses; [`access_log`] has a line for each event. All of it runs on the
+//! command's main thread, in the loop of `commands/serve.rs`, except for reading requests, opening namespaces, ending
+//! targets and writing the access log.
 //!
 //! It is not a supervisor: if a target's thread dies, the service ends.
 
+pub(crate) mod access_log;
 pub(crate) mod config;
 pub(crate) mod control;
 pub(crate) mod limits;

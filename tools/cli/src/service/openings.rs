@@ -18,12 +18,13 @@ use dlfs::target::ServedNamespace;
 use dlfs::{Error, ErrorKind, Result};
 
 use self::Failed::{NothingChanged, PartlyChanged};
+use super::access_log::LogDestination;
 use super::config::{self, NamespaceConfig, ServiceConfig};
 use super::control::{Event, Reply, Request};
 use super::reload::Opened;
 use super::running::{self, DRAIN_LIMIT, Service};
 use super::takeover::Manager;
-use crate::log::{self, Place};
+use crate::log;
 
 /// Openings in progress, each with its purpose.
 pub(crate) struct Openings<P> {
@@ -129,7 +130,7 @@ pub(crate) struct Source {
     /// The hosts file from the command line.
     pub(crate) hosts: Option<PathBuf>,
     /// The place from the command line, which has precedence over the configuration file's.
-    pub(crate) access_log: Option<Place>,
+    pub(crate) access_log: Option<LogDestination>,
 }
 
 /// The purpose of opening namespaces.
@@ -165,7 +166,7 @@ enum Failed {
 
 impl Source {
     /// The place of the access log for this configuration file.
-    pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
+    pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<LogDestination> {
         self.access_log.clone().or_else(|| config?.access_log.clone())
     }
 }

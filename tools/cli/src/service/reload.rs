@@ -13,9 +13,9 @@ use dlfs::nvme::Nqn;
 use dlfs::target::{PreparedNamespace, ServedNamespace};
 use dlfs::{Error, Result};
 
+use super::access_log::{LogDestination, LogOutput};
 use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
 use super::running::{Running, Service};
-use crate::log::{Output, Place};
 
 /// An open namespace for a subsystem.
 pub(crate) struct Opened {
@@ -27,7 +27,7 @@ pub(crate) struct Opened {
 /// Everything that a reload needs, prepared in advance.
 pub(crate) struct Prepared {
     subsystems: Vec<Ready>,
-    access_log: Option<Output>,
+    access_log: Option<LogOutput>,
 }
 
 /// A subsystem's part of a reload, prepared in advance.
@@ -81,7 +81,7 @@ impl Service {
         &mut self,
         new: &ServiceConfig,
         mut opened: Vec<Opened>,
-        place: Option<&Place>,
+        place: Option<&LogDestination>,
     ) -> Result<Prepared> {
         let mut subsystems = Vec::new();
         for config in &new.subsystems {

@@ -21,8 +21,9 @@ use dlfs::target::{
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
+use super::access_log::{AccessLog, LogDestination, LogOutput};
 use super::config::{MAX_NSID, NamespaceConfig, SubsystemConfig};
-use crate::log::{self, AccessLog, Output, Place};
+use crate::log;
 
 /// One running target for each subsystem.
 pub(crate) struct Service {
@@ -63,7 +64,7 @@ impl Service {
     pub(crate) fn new(
         connect: ConnectOptions,
         inherited: Vec<TcpListener>,
-        place: Option<&Place>,
+        place: Option<&LogDestination>,
     ) -> Result<Service> {
         let access = place.map(AccessLog::open).transpose()?;
         let service = Service {
@@ -93,7 +94,10 @@ impl Service {
     /// # Errors
     /// `InvalidArgument`: there is a log but no place for it, or a place but no log. Otherwise errors of the
     /// operating system.
-    pub(crate) fn next_access_log(&self, place: Option<&Place>) -> Result<Option<Output>> {
+    pub(crate) fn next_access_log(
+        &self,
+        place: Option<&LogDestination>,
+    ) -> Result<Option<LogOutput>> {
         match (&self.access, place) {
             (Some(_), Some(place)) => place.open().map(Some),
             (None, None) => Ok(None),
@@ -106,7 +110,7 @@ impl Service {
     }
 
     /// Switches the access log to `output`.
-    pub(crate) fn switch_access_log(&self, output: Output) {
+    pub(crate) fn switch_access_log(&self, output: LogOutput) {
         if let Some(access) = &self.access {
             access.switch(output);
         }
