@@ -6,7 +6,6 @@
 
 mod args;
 mod commands;
-mod demo_data;
 mod exit;
 mod export;
 mod help;

@@ -1,7 +1,9 @@
-//! `dlfs demo`: imports, serves, reads twice and compares with the source, in a new user's first
-//! minute.
+//! `dlfs demo`: imports a folder, serves the image, reads two epochs, and compares every sample with its file.
 //!
-//! `demo_data.rs` generates files, compares samples with them, and measures three ways of reading.
+//! `files.rs` generates files and compares samples with them; `comparison.rs` measures three ways of reading.
+
+mod comparison;
+mod files;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,9 +24,10 @@ use dlfs::target::{Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
+use self::comparison::{Compared, Comparison, Figures};
+use self::files::{Generator, SourceFiles};
 use super::import::ImportProgress;
 use crate::args::unweighted;
-use crate::demo_data::{Compared, Comparison, DemoData, Figures, Source, stopped};
 use crate::exit::{Failure, GRACE, Outcome, Stop, about_file};
 use crate::out::{self, Meter, Out};
 use crate::reading::{End, Percentiles, RunReport, RunStats, Samples, read_batches};
@@ -71,12 +74,13 @@ pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
         eprintln!("dlfs: stopped; what the demo had made is removed");
         return Ok(Outcome::Incomplete);
     }
-    result.map_err(say_where_there_is_room)?;
+    result.map_err(hint_at_tmpdir)?;
     removed.map_err(|error| about_file("cannot remove the temporary folder", path, error))?;
     Ok(Outcome::Done)
 }
 
-fn say_where_there_is_room(failure: Failure) -> Failure {
+/// Adds a hint to an error of a full disk.
+fn hint_at_tmpdir(failure: Failure) -> Failure {
     match failure {
         Failure::Error(error) if error.kind() == ErrorKind::NoSpace => error
             .hint("it takes about twice the files' size: TMPDIR=FOLDER dlfs demo works elsewhere")
@@ -88,6 +92,7 @@ fn say_where_there_is_room(failure: Failure) -> Failure {
 /// A running demo. Its steps end early with an error when the user stops it.
 struct Demo<'a> {
     args: &'a DemoArgs,
+    /// The temporary folder of all generated files.
     scratch: &'a Path,
     stop: Stop,
     quiet: bool,
@@ -102,14 +107,14 @@ impl Demo<'_> {
         ))?;
         let folder = match &self.args.folder {
             Some(folder) => folder.clone(),
-            None => self.make_files()?,
+            None => self.generate_files()?,
         };
         let path = self.scratch.join("demo.dlfs");
         self.import(&folder, &path)?;
         let target = self.serve(&path)?;
         let image = Image::open(&[target.address(Nsid(1))], &OpenOptions::default())?;
         image.load_names()?;
-        let source = Source::new(&folder, image.directory());
+        let source = SourceFiles::new(&folder, image.directory());
         let epochs = self.read(&image, &source)?;
         let verified = self.out.green("verified");
         let samples = out::count(image.directory().num_live());
@@ -132,23 +137,23 @@ impl Demo<'_> {
         self.out.flush()
     }
 
-    fn make_files(&mut self) -> Result<PathBuf, Failure> {
+    fn generate_files(&mut self) -> Result<PathBuf, Failure> {
         let folder = self.scratch.join("pictures");
-        let data = DemoData::DEFAULT;
+        let data = Generator::DEFAULT;
         let mut meter =
             Meter::new("making", data.pictures + data.tiny, self.quiet).counting("file");
         let began = Instant::now();
-        let made = data.make(&folder, |files, bytes| {
+        let generated = data.generate(&folder, |files, bytes| {
             meter.update(files, bytes);
             !self.stop.is_set()
         })?;
         drop(meter);
-        self.go_on()?;
+        self.check_not_stopped()?;
         let what = format!(
             "{} in {}, {}",
-            out::counted(made.files, "file"),
-            out::counted(made.classes, "class folder"),
-            out::bytes(made.bytes)
+            out::counted(generated.files, "file"),
+            out::counted(generated.classes, "class folder"),
+            out::bytes(generated.bytes)
         );
         self.step("made", &what, began.elapsed())?;
         Ok(folder)
@@ -177,7 +182,7 @@ impl Demo<'_> {
 
     /// Reads the epochs twice: to measure, and to compare every sample, so that the time of reading the source files is
     /// not measured.
-    fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
+    fn read(&mut self, image: &Image, source: &SourceFiles<'_>) -> Result<Vec<Epoch>, Failure> {
         let epochs = self.read_epochs(image, "reading", None)?;
         for (number, epoch) in epochs.iter().enumerate() {
             self.epoch(number + 1, epoch)?;
@@ -190,7 +195,7 @@ impl Demo<'_> {
         &self,
         image: &Image,
         label: &'static str,
-        source: Option<&Source<'_>>,
+        source: Option<&SourceFiles<'_>>,
     ) -> Result<Vec<Epoch>, Failure> {
         let num_samples = image.directory().num_samples();
         let options = self.loader_options(EPOCHS)?;
@@ -227,7 +232,7 @@ impl Demo<'_> {
         &self,
         path: &Path,
         served: &Image,
-        source: &Source<'_>,
+        source: &SourceFiles<'_>,
     ) -> Result<Compared, Failure> {
         let in_place = Image::open(&[Address::from_path(path)], &OpenOptions::default())?;
         let images = [in_place, served.clone()];
@@ -242,7 +247,8 @@ impl Demo<'_> {
         Ok(LoaderOptions::new(order, self.args.batch_size as usize, epochs))
     }
 
-    fn go_on(&self) -> Result<(), Failure> {
+    /// Fails if the user has stopped the demo.
+    fn check_not_stopped(&self) -> Result<(), Failure> {
         if self.stop.is_set() { Err(stopped()) } else { Ok(()) }
     }
 
@@ -343,6 +349,11 @@ impl Demo<'_> {
         self.out.line(text)?;
         self.out.flush()
     }
+}
+
+/// The error of a demo that the user stopped.
+fn stopped() -> Failure {
+    Error::new(ErrorKind::Interrupted, "the demo was stopped").into()
 }
 
 /// Checks that the epoch delivered every sample; clears the list for the next epoch.

@@ -1,0 +1,110 @@
+//! Progress on stderr: a bar on a terminal, otherwise a line every few seconds.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::text::{self, count, counted, rate};
+
+/// The progress of one task. Dropping a meter clears its bar. Drop it before the next meter is created: the terminal
+/// clears lines from the cursor's position.
+pub(crate) struct Meter {
+    /// `None`: progress is printed as lines, or not at all.
+    bar: Option<ProgressBar>,
+    label: &'static str,
+    /// The counted items, in the singular.
+    noun: &'static str,
+    /// The number of items; 0: unknown.
+    total: u64,
+    started: Instant,
+    /// The time of the last line; without a line so far, of the start.
+    last_line: Instant,
+    quiet: bool,
+}
+
+impl Meter {
+    /// A meter for `total` samples (0: unknown); silent if `quiet`.
+    pub(crate) fn new(label: &'static str, total: u64, quiet: bool) -> Meter {
+        let on_terminal = std::io::stderr().is_terminal();
+        let bar = (on_terminal && !quiet).then(|| bar(label, total));
+        let now = Instant::now();
+        Meter { bar, label, noun: "sample", total, started: now, last_line: now, quiet }
+    }
+
+    /// Sets the noun for the counted items, if they are not samples.
+    pub(crate) fn counting(mut self, noun: &'static str) -> Meter {
+        self.noun = noun;
+        self
+    }
+
+    /// Sets the progress to `done` items and `bytes`. Cheap: call it once per batch.
+    pub(crate) fn update(&mut self, done: u64, bytes: u64) {
+        if self.quiet {
+            return;
+        }
+        let time = self.started.elapsed();
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{}  {}", text::bytes(bytes), rate(bytes, time)));
+            bar.set_position(done);
+        } else if self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            let done = match self.total {
+                0 => counted(done, self.noun),
+                total => format!("{} of {}", count(done), counted(total, self.noun)),
+            };
+            eprintln!("{}", plain_line(self.label, &done, bytes, time));
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn plain_line(label: &str, done: &str, bytes: u64, time: Duration) -> String {
+    format!("{label}: {done}, {}, {}", text::bytes(bytes), rate(bytes, time))
+}
+
+fn bar(label: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    bar.set_style(style(total));
+    bar.set_prefix(label);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn style(total: u64) -> ProgressStyle {
+    let template = if total == 0 { SPINNER } else { BAR };
+    ProgressStyle::with_template(template)
+        .expect("the templates below are well-formed")
+        .progress_chars("━╸ ")
+}
+
+/// The bar uses the columns that the text leaves free, so that the line never wraps.
+const BAR: &str =
+    "{prefix:>10.bold} {wide_bar:.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
+const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {wide_msg}";
+/// Often enough to show progress in a log file, rarely enough not to fill it.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_line_says_how_much_of_what_and_how_fast() {
+        let line = plain_line("writing", "1 sample", 2_000_000, Duration::from_secs(2));
+        assert_eq!(line, "writing: 1 sample, 2.00 MB, 1.00 MB/s");
+    }
+
+    #[test]
+    fn the_bar_templates_are_well_formed() {
+        style(0);
+        style(5);
+    }
+}
