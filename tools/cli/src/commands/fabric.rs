@@ -1,24 +1,20 @@
-//! Commands that ask targets and drives: `dlfs discover` lists the subsystems of a target; `id-ctrl`, `id-ns` and
-//! `list-subsys` print what nvme-cli's commands do, for targets that no kernel is connected to; `probe` measures tiers
-//! and, if one is given, an image, and writes the table that plans use.
+//! Admin commands to targets and drives, without the kernel's host. `dlfs discover` lists the subsystems of a target;
+//! `id-ctrl`, `id-ns` and `list-subsys` print what nvme-cli's commands of these names print.
 
 use std::net::Ipv6Addr;
-use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use dlfs::address::{Address, PcieAddress, TcpAddress, VfioUserAddress};
-use dlfs::cache::{self, Probe, TierSpec};
-use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::qpair::tcp::{self, ana_state, identify};
 use dlfs::qpair::{ConnectOptions, host_identity, pcie};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::{ConnectionArgs, ImageAddress, free_memory_bytes};
-use crate::exit::{Failure, Outcome, about_file};
+use crate::args::ConnectionArgs;
+use crate::exit::{Failure, Outcome};
 use crate::identify::{controller, namespace, uuid};
 use crate::net::host_and_port;
 use crate::out::{Out, known, safe_name};
@@ -30,8 +26,8 @@ use crate::out::{Out, known, safe_name};
 #[derive(Debug, Args)]
 pub(crate) struct DiscoverArgs {
     /// The discovery service
-    #[arg(value_name = "HOST[:PORT]", value_parser = parse_place)]
-    place: (String, u16),
+    #[arg(value_name = "HOST[:PORT]", value_parser = parse_service)]
+    service: (String, u16),
     /// Print one line of JSON for each record
     #[arg(long)]
     json: bool,
@@ -40,7 +36,7 @@ pub(crate) struct DiscoverArgs {
 }
 
 pub(crate) fn discover(args: DiscoverArgs) -> Result<Outcome, Failure> {
-    let (host, port) = &args.place;
+    let (host, port) = &args.service;
     let records = tcp::discover(host, *port, &args.connection.options(false)?)?;
     let mut out = Out::new();
     for record in &records {
@@ -71,7 +67,7 @@ fn address(record: &DiscoveryRecord, asked: &str) -> Option<Address> {
     is_nvm.then_some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }))
 }
 
-/// The address in a record. A link-local address (fe80::/10) belongs to the link that the record came over.
+/// The address in a record. A link-local address (fe80::/10) gets the scope of `asked`, the service's own address.
 fn on_link(traddr: &str, asked: &str) -> String {
     let is_of_link = traddr.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local());
     match asked.split_once('%').filter(|_| is_of_link) {
@@ -80,7 +76,7 @@ fn on_link(traddr: &str, asked: &str) -> String {
     }
 }
 
-fn parse_place(text: &str) -> Result<(String, u16), String> {
+fn parse_service(text: &str) -> Result<(String, u16), String> {
     host_and_port(text, DISCOVERY_PORT).ok_or_else(|| "not HOST or HOST:PORT".to_owned())
 }
 
@@ -99,7 +95,7 @@ pub(crate) struct IdNsArgs {
     namespace_id: Option<u32>,
 }
 
-/// Options of all three commands.
+/// Options of `id-ctrl`, `id-ns` and `list-subsys`.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
     /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]; but for list-subsys also pcie:0000:5e:00.0, trtype:VFIOUSER
@@ -118,6 +114,7 @@ enum Format {
 }
 
 impl CommonArgs {
+    /// The address, if it is one of NVMe/TCP.
     fn tcp(&self) -> Result<&TcpAddress, Failure> {
         match &self.address {
             Address::Tcp(address) => Ok(address),
@@ -125,7 +122,7 @@ impl CommonArgs {
         }
     }
 
-    /// Identify data by NSID; those of the controller have NSID 0.
+    /// Identify data structures by NSID; that of the controller has NSID 0.
     fn pages(&self) -> Result<Vec<(Nsid, Vec<u8>)>, Failure> {
         let options = self.connection.options(false)?;
         Ok(match &self.address {
@@ -161,6 +158,7 @@ pub(crate) fn id_ns(args: &IdNsArgs) -> Result<Outcome, Failure> {
     args.common.print(lines, object)
 }
 
+/// The Identify data structure of a namespace, or with NSID 0 of the controller.
 fn page(pages: &[(Nsid, Vec<u8>)], nsid: Nsid) -> Result<Vec<u8>, Error> {
     let found = pages.iter().find(|(known, _)| *known == nsid).map(|(_, page)| page.clone());
     found.ok_or_else(|| {
@@ -200,17 +198,18 @@ pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
     args.print(lines, host)
 }
 
-/// The paths that the discovery service lists for the subsystem, and those of --path.
+/// The paths that the discovery service at the address lists for the subsystem, and those of `--path`.
 fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<TcpAddress> {
     // Without a discovery service on this port, or if it lists only other subsystems, the path is this
     // address.
     let records = tcp::discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
-    let its = |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
+    let is_listed =
+        |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
     let at = |traddr: &str, trsvcid| {
         let traddr = traddr.to_owned();
         TcpAddress { traddr, trsvcid, nsid: None, ..address.clone() }
     };
-    let listed = records.iter().filter(its);
+    let listed = records.iter().filter(is_listed);
     let listed = listed.filter_map(|record| Some(at(record.traddr()?, record.port()?)));
     let mut paths: Vec<TcpAddress> = listed.collect();
     if paths.is_empty() {
@@ -228,72 +227,19 @@ fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<TcpAddress> {
     paths
 }
 
-/// Measure tiers and an image for a few seconds, and write the results as TOML
-///
-/// `dlfs read --tiers-file FILE` reads this file; you may edit it.
-#[derive(Debug, Args)]
-#[command(after_help = PROBE_EXAMPLES)]
-pub(crate) struct ProbeArgs {
-    /// The image to measure as the origin: ADDRESS[,ADDRESS...]
-    image: Option<ImageAddress>,
-    /// A tier to measure: ram:SIZE or file:PATH:SIZE; may be repeated [default: half of the free
-    /// memory]
-    #[arg(long = "tier", value_name = "TIER")]
-    tier: Vec<TierSpec>,
-    /// Numbers of threads to measure with, ascending
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 2, 4],
-          value_parser = clap::value_parser!(u32).range(1..=256))]
-    threads: Vec<u32>,
-    /// Write to FILE instead of standard output
-    #[arg(long, short, value_name = "FILE")]
-    output: Option<PathBuf>,
-    #[command(flatten)]
-    connection: ConnectionArgs,
-}
-
-pub(crate) fn probe(args: ProbeArgs) -> Result<Outcome, Failure> {
-    if !args.threads.is_sorted_by(|a, b| a < b) {
-        return Err(Failure::Usage("the numbers of --threads must rise".to_owned()));
-    }
-    let mut tiers = args.tier;
-    if tiers.is_empty() {
-        tiers.push(format!("ram:{}", free_memory_bytes()? / 2).parse()?);
-    }
-    let connect = args.connection.options(false)?;
-    let options = OpenOptions { connect, ..OpenOptions::default() };
-    let image = args.image.map(|image| Image::open(&image.0, &options)).transpose()?;
-    let origin = image.as_ref().map_or(&[][..], Image::devices);
-    let environment =
-        cache::probe(&tiers, origin, &Probe { threads: args.threads, ..Probe::default() })?;
-    let text = environment.to_toml();
-    let mut out = Out::new();
-    match &args.output {
-        Some(file) => {
-            std::fs::write(file, text).map_err(|error| about_file("cannot write", file, error))?;
-        }
-        None => out.line(text.trim_end())?,
-    }
-    out.end(Outcome::Done)
-}
-
-const PROBE_EXAMPLES: &str = "\
-Examples:
-  dlfs probe --tier ram:4G --tier file:/fast/cache:20G train.dlfs -o tiers.toml
-  dlfs read train.dlfs --tiers-file tiers.toml --policy clairvoyant";
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn an_address_is_a_host_and_an_optional_port() {
-        let place = |text| parse_place(text).unwrap();
-        assert_eq!(place("node1"), ("node1".to_owned(), 8009));
-        assert_eq!(place("127.0.0.1:4420"), ("127.0.0.1".to_owned(), 4420));
-        assert_eq!(place("[::1]:4420"), ("::1".to_owned(), 4420));
-        assert_eq!(place("::1"), ("::1".to_owned(), 8009));
+        let service = |text| parse_service(text).unwrap();
+        assert_eq!(service("node1"), ("node1".to_owned(), 8009));
+        assert_eq!(service("127.0.0.1:4420"), ("127.0.0.1".to_owned(), 4420));
+        assert_eq!(service("[::1]:4420"), ("::1".to_owned(), 4420));
+        assert_eq!(service("::1"), ("::1".to_owned(), 8009));
         for wrong in ["", ":4420", "host:", "host:0", "host:70000", "host:x"] {
-            assert!(parse_place(wrong).is_err(), "{wrong}");
+            assert!(parse_service(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -1,9 +1,12 @@
-//! The commands of `dlfs`, those of one subject in a file: arguments, work, output.
+//! The commands of `dlfs`: [`Cli`] parses the arguments and runs the selected one.
 //!
-//! Here are those about the command itself. `info` shows the version of this build, its engines, and the addresses that
-//! each can reach; `completions` and `man` generate shell completions and manual pages from the `--help` texts.
+//! Each command has its arguments, its work and its output in one file, and each file has the commands of one subject.
+//! This file also has the commands about the program itself: `info` shows the version and the engines of this build;
+//! `completions` and `man` generate shell completions and manual pages from the `--help` texts.
 
+mod cached;
 mod catalog;
+mod ctl;
 mod demo;
 mod doctor;
 mod edit;
@@ -13,8 +16,10 @@ mod import_parts;
 mod key;
 mod mount;
 mod order;
+mod probe;
 mod read;
 pub(crate) mod samples;
+mod select;
 mod serve;
 mod stat;
 
@@ -63,8 +68,8 @@ enum Command {
     ImportParts(import_parts::PartsCommand),
     Index(edit::IndexArgs),
     Serve(Box<serve::ServeArgs>),
-    Ctl(serve::CtlArgs),
-    Cached(mount::CachedArgs),
+    Ctl(ctl::CtlArgs),
+    Cached(cached::CachedArgs),
     Discover(fabric::DiscoverArgs),
     /// Print Identify Controller of a subsystem, as nvme id-ctrl does
     ///
@@ -89,12 +94,12 @@ enum Command {
     Verify(stat::VerifyArgs),
     Read(Box<read::ReadArgs>),
     Order(Box<order::OrderArgs>),
-    Select(samples::SelectArgs),
+    Select(select::SelectArgs),
     ShuffleReport(order::ShuffleReportArgs),
     #[command(subcommand)]
     Tokens(order::Action),
     Delete(edit::DeleteArgs),
-    Probe(fabric::ProbeArgs),
+    Probe(probe::ProbeArgs),
     Purge(edit::PurgeArgs),
     Rebuild(edit::RebuildArgs),
     #[command(subcommand)]
@@ -120,8 +125,8 @@ impl Cli {
             Command::ImportParts(command) => import_parts::run(command, quiet),
             Command::Index(args) => edit::index(args, quiet),
             Command::Serve(args) => serve::run(*args),
-            Command::Ctl(args) => serve::ctl(args),
-            Command::Cached(args) => mount::cached(args),
+            Command::Ctl(args) => ctl::ctl(args),
+            Command::Cached(args) => cached::cached(args),
             Command::Discover(args) => fabric::discover(args),
             Command::IdCtrl(args) => fabric::id_ctrl(&args),
             Command::IdNs(args) => fabric::id_ns(&args),
@@ -138,11 +143,11 @@ impl Cli {
             Command::Verify(args) => stat::verify(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
             Command::Order(args) => order::order(*args),
-            Command::Select(args) => samples::select(args),
+            Command::Select(args) => select::select(args),
             Command::ShuffleReport(args) => order::shuffle_report(args),
             Command::Tokens(action) => order::tokens(action),
             Command::Delete(args) => edit::delete(args),
-            Command::Probe(args) => fabric::probe(args),
+            Command::Probe(args) => probe::probe(args),
             Command::Purge(args) => edit::purge(args, quiet),
             Command::Rebuild(args) => edit::rebuild(args, quiet),
             Command::Snapshot(action) => edit::snapshot(action),

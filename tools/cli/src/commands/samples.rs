@@ -1,23 +1,22 @@
-//! `dlfs ls` lists the samples and folders of an image, from the directory in memory; `cat` writes samples to standard
-//! output; `select` chooses samples by an expression, by ids and by keyed splits, and saves them as views.
+//! Samples by name: `dlfs ls` lists the samples and folders of an image, and `cat` writes samples to standard output.
+//!
+//! `stat.rs` uses the look-up of samples by name or id, and the form of names and values in JSON.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
 
-use dlfs::dataset::{Dataset, save_views};
+use dlfs::dataset::Dataset;
 use dlfs::directory::{Directory, EntryKind};
 use dlfs::format::columns::Value;
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::units::{SampleId, parse_size};
-use dlfs::view::{NamedView, Split, SplitBy};
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, ImageArgs, Name};
-use crate::exit::{Failure, Outcome, read_or_stdin};
-use crate::out::{self, Out, known, safe_name};
+use crate::exit::{Failure, Outcome};
+use crate::out::{Out, known, safe_name};
 
 /// List samples and folders
 ///
@@ -65,34 +64,19 @@ pub(crate) fn ls(args: LsArgs) -> Result<Outcome, Failure> {
     listing.finish(folder)
 }
 
+/// A listing in progress.
 struct Listing<'a> {
     args: &'a LsArgs,
     directory: &'a Directory,
     out: Out,
+    /// Entries so far.
     lines: u64,
+    /// The error of writing, which ends the listing.
     failed: Option<Failure>,
 }
 
-/// The values of a sample in the typed columns; null for a missing value.
-pub(crate) fn json_values(
-    directory: &Directory,
-    id: SampleId,
-) -> serde_json::Map<String, serde_json::Value> {
-    let json = |value: Value<'_>| match value {
-        Value::None => serde_json::Value::Null,
-        Value::Int(number) => number.into(),
-        // JSON has no infinity, so it becomes a string.
-        Value::Float(number) if number.is_infinite() => number.to_string().into(),
-        Value::Float(number) => number.into(),
-        Value::Bool(is_true) => is_true.into(),
-        Value::Text(text) => text.into(),
-    };
-    let columns = directory.columns().iter();
-    columns.map(|column| (column.name().to_owned(), json(column.get(id.0)))).collect()
-}
-
 impl Listing<'_> {
-    /// Prints a sample or a folder. Returns whether to go on: not if writing failed, and `failed` then says why.
+    /// Prints a sample or, without an id, a folder. Returns `false` if writing failed: `failed` then has the error.
     fn entry(&mut self, name: &[u8], sample: Option<SampleId>) -> bool {
         self.lines += 1;
         self.failed = self.print(name, sample).err();
@@ -141,7 +125,25 @@ impl Listing<'_> {
     }
 }
 
-/// A name for JSON: unchanged if it is UTF-8; otherwise escaped, with its bytes in hexadecimal.
+/// The values of a sample in the typed columns; null for a missing value.
+pub(crate) fn json_values(
+    directory: &Directory,
+    id: SampleId,
+) -> serde_json::Map<String, serde_json::Value> {
+    let json = |value: Value<'_>| match value {
+        Value::None => serde_json::Value::Null,
+        Value::Int(number) => number.into(),
+        // JSON has no infinity, so it becomes a string.
+        Value::Float(number) if number.is_infinite() => number.to_string().into(),
+        Value::Float(number) => number.into(),
+        Value::Bool(is_true) => is_true.into(),
+        Value::Text(text) => text.into(),
+    };
+    let columns = directory.columns().iter();
+    columns.map(|column| (column.name().to_owned(), json(column.get(id.0)))).collect()
+}
+
+/// A name for JSON. If it is not UTF-8, it is escaped, and the second value is its bytes in hexadecimal.
 pub(crate) fn json_name(name: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(name) {
         Ok(text) => (text.to_owned(), None),
@@ -211,7 +213,7 @@ pub(crate) fn cat(args: CatArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Writes `range` of each sample, at most `AT_ONCE` bytes at a time.
+/// Writes `range` of each sample, at most [`MAX_READ_BYTES`] at a time.
 fn write_ranges(
     dataset: Dataset,
     ids: &[SampleId],
@@ -219,13 +221,13 @@ fn write_ranges(
     range: Range<u64>,
 ) -> Result<Outcome, Failure> {
     let mut out = Out::new();
-    let mut bytes = vec![0; AT_ONCE];
+    let mut bytes = vec![0; MAX_READ_BYTES];
     for &id in ids {
         let file = dataset.open_file(id, field, &mut ())?;
         let mut at = range.start;
         let end = range.end.min(file.len_bytes());
         while at < end {
-            let len = (end - at).min(AT_ONCE as u64) as usize;
+            let len = (end - at).min(MAX_READ_BYTES as u64) as usize;
             let got = file.read_at(at, &mut bytes[..len], &mut ())?;
             out.bytes(&bytes[..got])?;
             at += got as u64;
@@ -246,10 +248,10 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
     Ok((side(start, 0)?, side(end, u64::MAX)?))
 }
 
-/// The most bytes of a sample that are read and written at a time.
-const AT_ONCE: usize = 4 << 20;
+/// The most bytes of a sample that one read of `cat --range` takes.
+const MAX_READ_BYTES: usize = 4 << 20;
 
-/// The index of the selected field.
+/// The index of the field of `--field`, which may be left out if samples have one field.
 fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Failure> {
     let fields: Vec<String> = directory.fields().iter().map(|name| safe_name(name)).collect();
     match field {
@@ -293,141 +295,6 @@ pub(crate) fn find(directory: &Directory, name: &[u8], is_id: bool) -> Result<Sa
     }
     Ok(id)
 }
-
-/// Choose samples, and save them as a view
-///
-/// A view is a part of one generation of an image: `dlfs read --view FILE` reads it as a data set of its
-/// own, as do ls, cat, export, mount and others, Python and C. Only the directory is read.
-///
-/// EXPR compares the columns id, label, len (in bytes), name and those of dlfs import --columns, such as
-/// 'label in (3, 7) and len < 4K', 'name glob "train/*.jpg"' or 'width >= 512 and lang == "de"'; a label is a
-/// number or, in quotes, the name of a class. With and, or, not, parentheses; == != < <= > >= in glob. Without
-/// EXPR and --ids: all samples.
-///
-/// --split divides the samples by a keyed hash of each, so that a sample stays in its part when others
-/// are appended or deleted.
-#[derive(Debug, Args)]
-#[command(after_help = SELECT_EXAMPLES)]
-pub(crate) struct SelectArgs {
-    #[command(flatten)]
-    image: ImageArgs,
-    /// The samples to select: an expression over id, label, len, name and typed columns
-    #[arg(value_name = "EXPR")]
-    expression: Option<String>,
-    /// A file with ids to select, one on each line, or - for standard input; those that fit EXPR
-    #[arg(long, value_name = "FILE")]
-    ids: Option<PathBuf>,
-    /// Divide the selected samples: NAME=SHARE,... with shares that sum to 1; of a single one, the others
-    /// are called rest
-    #[arg(long, value_name = "SHARES")]
-    split: Option<String>,
-    /// The same seed splits in the same way
-    #[arg(long, value_name = "S", default_value_t = 0, requires = "split")]
-    seed: u64,
-    /// The property that is hashed
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = SplitBy::Id, requires = "split")]
-    by: SplitBy,
-    /// Save the views in FILE
-    #[arg(long, short, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// The name of the view in FILE
-    #[arg(long, value_name = "NAME", default_value = "selected", conflicts_with = "split")]
-    name: String,
-    /// Print the report as one line of JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    connection: ConnectionArgs,
-}
-
-pub(crate) fn select(args: SelectArgs) -> Result<Outcome, Failure> {
-    let split = args.split()?;
-    let image = args.image.open(&args.connection)?;
-    let whole = Dataset::from_image(image, ReaderOptions::default());
-    let mut selected = whole.clone();
-    let mut made = Vec::new();
-    if let Some(from) = &args.ids {
-        selected = selected.select_ids(listed(from)?)?;
-        made.push("listed ids".to_owned());
-    }
-    if let Some(expression) = &args.expression {
-        selected = selected.select(expression, &mut ())?;
-        made.push(expression.clone());
-    }
-    let made = made.join(" and ");
-    let views = match &split {
-        None => vec![NamedView { name: args.name.clone(), made, view: selected.as_view()? }],
-        Some(split) => {
-            let mut parts = selected.split(split, &mut ())?;
-            if !made.is_empty() {
-                parts.iter_mut().for_each(|part| part.made = format!("{made}; {}", part.made));
-            }
-            parts
-        }
-    };
-    if let Some(path) = &args.out {
-        save_views(path, views.clone())?;
-    }
-    print(&args, &whole, &views)
-}
-
-impl SelectArgs {
-    fn split(&self) -> Result<Option<Split>, Failure> {
-        let split = self.split.as_deref().map(|text| Split::parse(text, self.seed, self.by));
-        split.transpose().map_err(|error| Failure::Usage(format!("--split: {error}")))
-    }
-}
-
-fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<Outcome, Failure> {
-    let hash = |of: &NamedView| format!("{:032x}", u128::from_be_bytes(of.view.hash()));
-    let facts = |of: &NamedView| {
-        json!({
-            "name": of.name,
-            "samples": of.view.len(),
-            "hash": hash(of),
-            "made": out::safe_name(of.made.as_bytes()),
-        })
-    };
-    let facts = json!({
-        "uuid": whole.directory().uuid().to_string(),
-        "generation": whole.directory().generation().0,
-        "samples": whole.len(), // the samples to select from
-        "views": views.iter().map(facts).collect::<Vec<_>>(),
-    });
-    Out::answer(args.json, &facts, |out| {
-        let all = out::counted(whole.len(), "sample");
-        for of in views {
-            let samples = out::count(of.view.len());
-            out.line(format!("{}: {samples} of {all}, view {}", out.bold(&of.name), hash(of)))?;
-        }
-        match &args.out {
-            Some(path) => out.line(format!("saved in {}", path.display())),
-            None => out.line("not saved: --out FILE saves them"),
-        }
-    })
-}
-
-/// The ids in a file.
-fn listed(from: &Path) -> Result<Vec<SampleId>, Failure> {
-    let bytes = read_or_stdin("cannot read the ids in", from)?;
-    let text = String::from_utf8_lossy(&bytes); // a line that is not UTF-8 is not an id
-    let id = |(at, line): (usize, &str)| {
-        let wrong = || {
-            let line = out::safe_name(line.as_bytes());
-            let from = from.display();
-            Failure::Usage(format!("{from}, line {}: {line:?} is not an id", at + 1))
-        };
-        line.trim().parse().map(SampleId).map_err(|_| wrong())
-    };
-    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(id).collect()
-}
-
-const SELECT_EXAMPLES: &str = "\
-Examples:
-  dlfs select train.dlfs 'label in (3, 7) and len < 4096' --out few.view
-  dlfs select train.dlfs --split train=0.9,val=0.1 --seed 1 --out parts.view
-  dlfs read train.dlfs --view parts.view:train --order global
-  dlfs select train.dlfs 'name glob \"n01*\"' --view parts.view:val --out some.view";
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,8 @@
 //! `dlfs serve`: serves an image as the namespaces of an NVMe/TCP subsystem.
 //!
-//! This file turns the command line into a service, prints its addresses, and has the loop in which signals and changes
-//! are handled. `service/` has the rest, also for a configuration file with several subsystems.
-//!
-//! `dlfs ctl` asks a running service, and changes it.
+//! This file turns the command line into a service, prints the addresses, and runs the loop that handles signals and
+//! changes. `service/` has the rest, also for a configuration file with several subsystems. `ctl.rs` asks a running
+//! service, and changes it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -12,10 +11,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use signal_hook::consts::SIGHUP;
 
 use dlfs::address::{Address, TcpAddress};
@@ -32,9 +30,9 @@ use crate::log;
 use crate::out::{self, Out};
 use crate::service::access_log::LogDestination;
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
-use crate::service::control::{Control, Event, call};
-use crate::service::limits::{Limit, LimitArgs};
-use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, SetAna, Whole, counters};
+use crate::service::control::{Control, Event};
+use crate::service::limits::LimitArgs;
+use crate::service::methods::counters;
 use crate::service::openings::{Changes, Source};
 use crate::service::running::{self, Running, Service};
 use crate::service::takeover::{self, Manager, Takeover, beside};
@@ -119,7 +117,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         return check(args.config.as_deref().unwrap_or(Path::new("")));
     }
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
-    let mut asked = asked_by_signals()?;
+    let mut signals = asked_by_signals()?;
     let manager = Manager::of_environment();
     // Before other threads create files: opening the control socket changes the umask of the process for a moment.
     let (mut takeover, sockets) = match &args.control {
@@ -166,9 +164,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
             drop(metrics.take()); // its address is for the service that has taken over
         }
         // While hosts are sent away, the last one's departure must be polled for.
-        let limit = if changes.is_ending() { LOOK } else { WATCH };
+        let limit = if changes.is_ending() { DRAIN_CHECK_INTERVAL } else { CHECK_INTERVAL };
         changes.service.check()?;
-        for signal in asked.pending() {
+        for signal in signals.pending() {
             if signal == SIGHUP {
                 changes.hung_up();
                 continue;
@@ -179,25 +177,25 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         }
         changes.step();
         let first = requests.recv_timeout(limit).ok();
-        for event in first.into_iter().chain(requests.try_iter().take(AT_ONCE)) {
+        for event in first.into_iter().chain(requests.try_iter().take(MAX_REQUESTS)) {
             if let Event::Asked(request, reply) = event {
                 changes.answer(&request, reply);
             }
         }
     }
-    drop(requests); // those that nobody answers any more
+    drop(requests); // closes the clients whose requests nobody answers any more
     changes.service.end();
     Ok(Outcome::Done)
 }
 
-/// Serves metrics at the address that the other service leaves at any moment. This service serves hosts already, so
-/// it goes on without them if it cannot.
+/// Serves metrics after a takeover, as soon as the old service has left the address. If that takes too long, this
+/// service goes on without metrics, since it serves hosts already.
 fn serve_metrics_next(args: &MetricsArgs) -> Option<Exporter> {
     let until = Instant::now() + METRICS_LIMIT;
     loop {
         match args.serve() {
             Ok(metrics) => return metrics,
-            Err(_) if Instant::now() < until => std::thread::sleep(LOOK),
+            Err(_) if Instant::now() < until => std::thread::sleep(DRAIN_CHECK_INTERVAL),
             Err(_) => {
                 log::say("no metrics: another process keeps their address");
                 return None;
@@ -405,13 +403,14 @@ fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Fa
     out.line(out.dim("  Ctrl-C ends it"))
 }
 
+/// The address of a namespace, or without an NSID of the subsystem, at `reach`.
 fn address(reach: SocketAddr, nqn: &Nqn, nsid: Option<Nsid>) -> Address {
     let traddr = TcpAddress::traddr_of(reach);
     let trsvcid = reach.port();
     Address::Tcp(TcpAddress { traddr, trsvcid, subnqn: nqn.clone(), nsid })
 }
 
-/// An address of this target: for a target that listens on all interfaces, loopback.
+/// The address at which this machine reaches the target: loopback, if the target listens on all interfaces.
 fn reachable(mut listen: SocketAddr) -> SocketAddr {
     match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => listen.set_ip([127, 0, 0, 1].into()),
@@ -421,6 +420,7 @@ fn reachable(mut listen: SocketAddr) -> SocketAddr {
     listen
 }
 
+/// Resolves the address of `--listen`.
 fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
     config::resolve(listen).map_err(|what| Failure::Usage(format!("--listen {what}")))
 }
@@ -451,19 +451,19 @@ fn shell_word(text: &str) -> String {
     }
 }
 
-/// One line of the target's counters.
+/// A line of the target's counters.
 fn statistics(stats: &TargetStats) -> String {
-    let told = counters(stats).map(|(name, count)| format!(" {name}={count}"));
-    format!("statistics{}", told.concat())
+    let counts = counters(stats).map(|(name, count)| format!(" {name}={count}"));
+    format!("statistics{}", counts.concat())
 }
 
-/// Interval of checks of the target and of signals.
-const WATCH: Duration = Duration::from_millis(50);
-/// Interval of checks whether all hosts are gone.
-const LOOK: Duration = Duration::from_millis(10);
+/// Interval of checks of the targets and of signals.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The same interval while hosts are sent away, and between attempts to serve metrics.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The most requests that are carried out before the signals are looked at again.
-const AT_ONCE: usize = 16;
+/// The most requests that are carried out between two checks of signals.
+const MAX_REQUESTS: usize = 16;
 /// Time limit for the address of metrics to be free after a takeover.
 const METRICS_LIMIT: Duration = Duration::from_secs(2);
 /// Hosts are sent away within 5 s, and a target stops within another 5 s.
@@ -482,113 +482,6 @@ are dropped and counted.
 Signals: SIGINT and SIGTERM send the hosts away in order and end it, SIGUSR1 writes a line of
 statistics to the log, SIGHUP reads the file of --config or --hosts again. Under systemd it reports
 its state (Type=notify-reload) and takes the sockets of a socket unit.";
-
-/// Ask a running `dlfs serve --control`, and change it
-///
-/// What it changes lasts until the service is restarted or its configuration file is read again: write it into
-/// the file as well.
-#[derive(Debug, Args)]
-pub(crate) struct CtlArgs {
-    /// The socket that the service was started with
-    #[arg(long, value_name = "PATH", default_value = "/run/dlfs/control.sock")]
-    socket: PathBuf,
-    /// Print the answer as JSON
-    #[arg(long, global = true)]
-    json: bool,
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-/// A method with its parameters, by the names that the socket has for them.
-#[derive(Debug, Subcommand, Serialize)]
-#[serde(tag = "method", content = "params", rename_all = "kebab-case")]
-enum Verb {
-    /// List the subsystems, with their namespaces and hosts
-    ListSubsys(Whole),
-    /// List the controllers of connected hosts
-    ListHosts(Whole),
-    /// Add a namespace; connected hosts are told
-    AddNs(AddNamespace),
-    /// Remove a namespace; connected hosts are told
-    RemoveNs(RemoveNamespace),
-    /// Allow a host to connect without a key
-    AddHost(OneHost),
-    /// Disconnect a host and remove it, and its keys, from the list
-    DropHost(OneHost),
-    /// Set the ANA state of the namespaces through this service; connected hosts are told
-    Ana(SetAna),
-    /// Limit what a host, a group or a namespace may use, or end its limits if none is given
-    Limit(Limit),
-    /// Print the counters since the start
-    Stats(Whole),
-    /// Change which lines the service writes to its log
-    LogLevel {
-        /// The least severe lines that are written
-        #[arg(value_parser = ["error", "warn", "info", "debug"])]
-        level: String,
-    },
-    /// Read the configuration file again, as SIGHUP does, and print what has changed
-    Reload,
-    /// Send all hosts away in order, and end the service, as SIGTERM does
-    Drain,
-}
-
-pub(crate) fn ctl(args: CtlArgs) -> Result<Outcome, Failure> {
-    let mut request = json!(args.verb);
-    let params = request["params"].take();
-    let answer = call(&args.socket, request["method"].as_str().unwrap_or_default(), params)?;
-    Out::answer(args.json, &answer, |out| {
-        lines(&args.verb, &answer).iter().try_for_each(|line| out.line(line))
-    })
-}
-
-/// The answer as text.
-fn lines(verb: &Verb, answer: &Value) -> Vec<String> {
-    let entries = answer.as_array().map(Vec::as_slice).unwrap_or_default();
-    match verb {
-        Verb::ListSubsys(_) => entries.iter().flat_map(subsystem).collect(),
-        Verb::ListHosts(_) | Verb::Stats(_) => entries.iter().map(fields).collect(),
-        Verb::AddNs(_) | Verb::RemoveNs(_) | Verb::DropHost(_) | Verb::Drain => {
-            vec![fields(answer)]
-        }
-        Verb::Reload => vec![text(&answer["changed"])],
-        Verb::AddHost(_) | Verb::Ana(_) | Verb::Limit(_) | Verb::LogLevel { .. } => Vec::new(),
-    }
-}
-
-fn subsystem(subsystem: &Value) -> Vec<String> {
-    let namespaces = subsystem["namespaces"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let texts = |key: &str| -> String {
-        let texts = subsystem[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        texts.iter().map(text).collect::<Vec<_>>().join(" ")
-    };
-    let is_any = subsystem["allow_any_host"] == true;
-    let hosts = if is_any { "any".to_owned() } else { texts("hosts") };
-    let ana = subsystem["ana"].as_str().filter(|state| *state != "optimized");
-    let mut lines = vec![
-        text(&subsystem["nqn"]),
-        format!(
-            "  listen={} controllers={}{}{}",
-            texts("listen"),
-            subsystem["controllers"],
-            ana.map_or(String::new(), |state| format!(" ana={state}")),
-            if subsystem["draining"] == true { " draining=true" } else { "" }
-        ),
-        format!("  hosts={hosts}"),
-    ];
-    lines.extend(namespaces.iter().map(|namespace| format!("  {}", fields(namespace))));
-    lines
-}
-
-/// `key=value` for each field.
-fn fields(value: &Value) -> String {
-    let fields = value.as_object().into_iter().flatten();
-    fields.map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(" ")
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
 
 #[cfg(test)]
 mod tests {
