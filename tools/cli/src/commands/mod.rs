@@ -21,7 +21,9 @@ mod read;
 pub(crate) mod samples;
 mod select;
 mod serve;
+mod shuffle_report;
 mod stat;
+mod tokens;
 
 #[cfg(not(feature = "top"))]
 mod without_top;
@@ -95,9 +97,9 @@ enum Command {
     Read(Box<read::ReadArgs>),
     Order(Box<order::OrderArgs>),
     Select(select::SelectArgs),
-    ShuffleReport(order::ShuffleReportArgs),
+    ShuffleReport(shuffle_report::ShuffleReportArgs),
     #[command(subcommand)]
-    Tokens(order::Action),
+    Tokens(tokens::Action),
     Delete(edit::DeleteArgs),
     Probe(probe::ProbeArgs),
     Purge(edit::PurgeArgs),
@@ -144,8 +146,8 @@ impl Cli {
             Command::Read(args) => read::run(*args, quiet),
             Command::Order(args) => order::order(*args),
             Command::Select(args) => select::select(args),
-            Command::ShuffleReport(args) => order::shuffle_report(args),
-            Command::Tokens(action) => order::tokens(action),
+            Command::ShuffleReport(args) => shuffle_report::run(args),
+            Command::Tokens(action) => tokens::run(action),
             Command::Delete(args) => edit::delete(args),
             Command::Probe(args) => probe::probe(args),
             Command::Purge(args) => edit::purge(args, quiet),
