@@ -1,15 +1,14 @@
-//! Arguments that several commands share: the image and how it is opened, order and shares, placement, tiers, weights.
+//! Arguments that several commands share: the image and how it is opened, order and shares, processors, and tiers.
 //!
-//! Those of commands that read as a job are in `job_args.rs`.
+//! `mix.rs` has the arguments of mixtures, `weights.rs` those of weighted sampling.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::{fmt, fs};
 
 use clap::Args;
 use clap::builder::{
@@ -19,25 +18,22 @@ use clap::builder::{
 use dlfs::address::{Address, AddressError, CatalogName};
 use dlfs::cache::{Probe, TierOptions, probe};
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::directory::Directory;
 use dlfs::exporter::Exporter;
 use dlfs::folders::FolderOptions;
 use dlfs::keys::is_key_text;
 use dlfs::options::{Choice, Connect, Kind, Open, Order, Tiers};
-use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::order::{OrderSpec, Sharding};
-use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{ConnectOptions, Cpus};
 use dlfs::{Error, ErrorKind};
 
-use crate::exit::{Failure, about_file, usage};
+use crate::exit::{Failure, usage};
 use crate::log;
 
 /// An image: the addresses of its namespaces, in the order in which the user wrote them.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageAddress(pub(crate) Vec<Address>);
 
-/// Reads `ADDRESS[,ADDRESS...]`; paths need not be UTF-8.
+/// Parses `ADDRESS[,ADDRESS...]`; paths need not be UTF-8.
 impl ValueParserFactory for ImageAddress {
     type Parser =
         TryMapValueParser<OsStringValueParser, fn(OsString) -> Result<ImageAddress, AddressError>>;
@@ -52,7 +48,7 @@ impl ImageAddress {
     /// The addresses for a line of output: if there are many, the first one and their number.
     pub(crate) fn in_short(&self) -> String {
         match &self.0[..] {
-            [first, rest @ ..] if rest.len() >= MOST_SHOWN => {
+            [first, rest @ ..] if rest.len() >= MAX_SHOWN_ADDRESSES => {
                 let first = Address::list_to_string(std::slice::from_ref(first));
                 format!("{first} and {} more", rest.len())
             }
@@ -62,7 +58,7 @@ impl ImageAddress {
 
     /// The addresses for a command to copy, or a placeholder if there are many.
     pub(crate) fn as_argument(&self) -> String {
-        if self.0.len() > MOST_SHOWN { "IMAGE".to_owned() } else { self.to_string() }
+        if self.0.len() > MAX_SHOWN_ADDRESSES { "IMAGE".to_owned() } else { self.to_string() }
     }
 }
 
@@ -88,8 +84,8 @@ impl FromStr for DatasetName {
     }
 }
 
-/// The most addresses in a line of output.
-pub(crate) const MOST_SHOWN: usize = 8;
+/// The most addresses that a line of output lists.
+pub(crate) const MAX_SHOWN_ADDRESSES: usize = 8;
 
 /// A sample's name: any bytes.
 #[derive(Debug, Clone)]
@@ -102,25 +98,15 @@ impl From<OsString> for Name {
     }
 }
 
-/// How to connect.
+/// The options of connections.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectionArgs {
     #[command(flatten)]
     connect: Connect,
 }
 
-/// Warns if an option's value is itself a key rather than a file.
-pub(crate) fn warn_of_key_text(option: &str, text: &str) {
-    if is_key_text(text) {
-        crate::log::say(&format!(
-            "warning: {option} contains the key, which `ps` shows to every user of this machine: give the path of a \
-             file with mode 0600"
-        ));
-    }
-}
-
 impl ConnectionArgs {
-    /// The options for folders: which of their entries are samples.
+    /// The options for plain folders, which say which entries are samples.
     pub(crate) fn folders(&self) -> FolderOptions {
         self.connect.folders()
     }
@@ -138,6 +124,16 @@ impl ConnectionArgs {
             text.iter().for_each(|text| warn_of_key_text(option, text));
         }
         self.connect.options(writable)
+    }
+}
+
+/// Warns if the value of an option is a key, which should be in a file.
+pub(crate) fn warn_of_key_text(option: &str, text: &str) {
+    if is_key_text(text) {
+        log::say(&format!(
+            "warning: {option} contains the key, which `ps` shows to every user of this machine: give the path of a \
+             file with mode 0600"
+        ));
     }
 }
 
@@ -206,6 +202,7 @@ pub(crate) fn engines<'a>(images: impl Iterator<Item = &'a Image>) -> String {
     engines.into_iter().collect::<Vec<_>>().join(", ")
 }
 
+/// The option to serve metrics.
 #[derive(Debug, Args)]
 pub(crate) struct MetricsArgs {
     /// Serve metrics in OpenMetrics at http://IP:PORT/metrics, to anybody who can connect; port 0 selects a free one
@@ -262,7 +259,7 @@ pub(crate) fn check_shard(
     }
 }
 
-/// Processors of pollers. By default they run anywhere and sleep when idle.
+/// Processors of pollers. By default pollers run on any processor, and sleep when idle.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Processors")]
 pub(crate) struct PlacementArgs {
@@ -294,7 +291,8 @@ impl PlacementArgs {
     }
 }
 
-/// The tiers in `given`, on `node`.
+/// The tiers in `given`, on the node with the id `node`; `None`: the id of this machine. With `--tiers-file auto`,
+/// measures the tiers first.
 ///
 /// # Errors
 /// The file of `--tiers-file` cannot be read or is invalid; a tier cannot be measured.
@@ -322,91 +320,6 @@ pub(crate) fn free_memory_bytes() -> Result<u64, Error> {
         Error::new(ErrorKind::Unsupported, "the system does not say how much memory is free")
             .hint("name the tiers: --tier ram:4G")
     })
-}
-
-/// How samples are drawn, instead of in the order of --order.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Weights")]
-pub(crate) struct WeightArgs {
-    /// Draw samples by weights, instead of an order that reads each once: balanced, equally many of each
-    /// label; LABEL=WEIGHT,LABEL=WEIGHT..., the weight of each sample with that label, which is a number or
-    /// the name of a class; or a FILE with one number a line, one for each sample in the order of ids
-    #[arg(long, value_name = "WEIGHTS", conflicts_with_all = OF_OTHER_ORDERS)]
-    weights: Option<String>,
-    /// Draw no sample twice in an epoch: a weighted shuffle
-    #[arg(long, requires = "weights")]
-    without_replacement: bool,
-}
-
-/// Options of orders that read each sample once.
-const OF_OTHER_ORDERS: [&str; 4] = ["order", "lanes", "group", "exchange"];
-
-impl WeightArgs {
-    /// Returns whether samples are drawn by weights.
-    pub(crate) fn are_given(&self) -> bool {
-        self.weights.is_some()
-    }
-
-    /// `options` with the samples of `directory` drawn by the weights, if weights are given.
-    ///
-    /// # Errors
-    /// Errors of reading the file; weights that no sample can be drawn by.
-    pub(crate) fn weigh(
-        &self,
-        options: LoaderOptions,
-        epoch_size: Option<u64>,
-        directory: &Directory,
-    ) -> Result<LoaderOptions, Failure> {
-        let Some(given) = &self.weights else { return Ok(options) };
-        let draws = Draws { replacement: !self.without_replacement, epoch_size };
-        let len = directory.num_live();
-        let by_label = match &**given {
-            "balanced" => Some(LabelWeights::Balanced),
-            text => label_weights(text, directory).map_err(Failure::Usage)?,
-        };
-        let weights = match &by_label {
-            Some(by_label) => {
-                let labels = (0..len).map(|rank| directory.label(directory.id_of_live(rank)));
-                Weights::of_labels(len, labels, by_label, draws)
-            }
-            None => Weights::of_samples(len, &numbers_of(Path::new(given))?, draws),
-        };
-        Ok(options.weighted(Arc::new(weights?)))
-    }
-}
-
-/// `LABEL=WEIGHT,...`; `None` if `text` has no `=` and is therefore a path.
-fn label_weights(text: &str, directory: &Directory) -> Result<Option<LabelWeights>, String> {
-    if !text.contains('=') {
-        return Ok(None);
-    }
-    let mut each = std::collections::BTreeMap::new();
-    for part in text.split(',') {
-        let wrong = || format!("--weights {part}: LABEL=WEIGHT, such as 3=0.5, is expected");
-        let (label, weight) = part.rsplit_once('=').ok_or_else(wrong)?;
-        let is_it = |class: &Vec<u8>| class == label.as_bytes();
-        let class = directory.classes().iter().position(is_it).map(|at| at as i64);
-        let label = class.or_else(|| label.parse().ok()).ok_or_else(|| {
-            format!("--weights {part}: {label} is neither a number nor the name of a class")
-        })?;
-        if each.insert(label, weight.parse().map_err(|_| wrong())?).is_some() {
-            return Err(format!("--weights: label {label} has two weights"));
-        }
-    }
-    Ok(Some(LabelWeights::Each(each)))
-}
-
-/// The numbers in a file, one per line.
-fn numbers_of(path: &Path) -> Result<Vec<f64>, Failure> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| about_file("cannot read the weights in", path, error))?;
-    let number = |(at, line): (usize, &str)| {
-        line.trim().parse().map_err(|_| {
-            let text = format!("line {} is no number: {:?}", at + 1, line.trim());
-            Error::new(ErrorKind::InvalidArgument, text).path(path).into()
-        })
-    };
-    text.lines().enumerate().map(number).collect()
 }
 
 #[cfg(test)]

@@ -10,12 +10,14 @@ mod exit;
 mod export;
 mod help;
 mod identify;
-mod job_args;
 mod log;
+mod mix;
 mod net;
 mod out;
 mod reading;
+mod run_stats;
 mod service;
+mod weights;
 
 #[cfg(feature = "top")]
 mod top;

@@ -10,9 +10,10 @@ use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::ReaderOptions;
 use dlfs::units::SampleId;
 
-use crate::args::{ConnectionArgs, ImageArgs, WeightArgs, check_shard, unweighted};
+use crate::args::{ConnectionArgs, ImageArgs, check_shard, unweighted};
 use crate::exit::{Failure, Outcome, usage};
 use crate::out::{Out, safe_name};
+use crate::weights::WeightArgs;
 
 /// Print the samples of an epoch in their order
 ///

@@ -24,7 +24,7 @@ use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::target::{AnaState, ServedNamespace, TargetStats};
 use dlfs::units::{Nsid, total};
 
-use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN, MetricsArgs, PlacementArgs};
+use crate::args::{ConnectionArgs, ImageAddress, MAX_SHOWN_ADDRESSES, MetricsArgs, PlacementArgs};
 use crate::exit::{Failure, Outcome, Stop, asked_by_signals};
 use crate::log;
 use crate::out::{self, Out};
@@ -391,7 +391,7 @@ fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Fa
     ))?;
     // For many namespaces, one address stands for all; a program gets each address with --json.
     let whole = self::address(reach, nqn, None);
-    let list = if addresses.len() > MOST_SHOWN { whole.to_string() } else { list };
+    let list = if addresses.len() > MAX_SHOWN_ADDRESSES { whole.to_string() } else { list };
     out.line(format!("  address    {}", out.bold(&list)))?;
     out.line(format!("  dlfs       dlfs read {}", shell_word(&list)))?;
     out.line(format!(

@@ -22,7 +22,7 @@ use dlfs::units::Epoch;
 
 use crate::args::{ConnectionArgs, ImageArgs, check_shard, unweighted};
 use crate::exit::{Failure, Outcome, usage};
-use crate::job_args::MixArgs;
+use crate::mix::MixArgs;
 use crate::out::{self, Out, joined, known};
 
 /// Report how random an order is, compared with chance

@@ -10,7 +10,7 @@ use dlfs::reader::ReaderOptions;
 
 use crate::args::{ConnectionArgs, ImageArgs, unweighted};
 use crate::exit::{Failure, Outcome, usage};
-use crate::job_args::MixArgs;
+use crate::mix::MixArgs;
 use crate::out::{self, Out, known};
 use crate::reading::{padding_share, token_loader};
 

@@ -21,7 +21,8 @@ use super::files::{SourceFiles, drop_pages_of};
 use super::stopped;
 use crate::exit::{Failure, Stop, about_file};
 use crate::out::Meter;
-use crate::reading::{End, RunReport, RunStats, Samples, read_batches};
+use crate::reading::{End, Samples, read_batches};
+use crate::run_stats::{RunReport, RunStats};
 
 /// The result of a comparison.
 #[derive(Serialize)]

@@ -30,7 +30,8 @@ use super::import::ImportProgress;
 use crate::args::unweighted;
 use crate::exit::{Failure, GRACE, Outcome, Stop, about_file};
 use crate::out::{self, Meter, Out};
-use crate::reading::{End, Percentiles, RunReport, RunStats, Samples, read_batches};
+use crate::reading::{End, Samples, read_batches};
+use crate::run_stats::{Percentiles, RunReport, RunStats};
 
 /// Try everything in a few seconds: import, serve, read, check
 ///

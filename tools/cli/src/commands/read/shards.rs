@@ -10,14 +10,17 @@ use dlfs::dataset::{Options, ShardLoader};
 use dlfs::reader::Batch;
 use dlfs::shards::image_to_fill;
 
-use super::{IdsFile, ReadArgs, Setup, print_rate};
+use super::report::print_rate;
+use super::run_files::IdsFile;
+use super::{ReadArgs, Setup};
 use crate::exit::{Failure, Outcome, usage};
 use crate::out::{Meter, Out, joined};
-use crate::reading::{End, RunReport, RunStats, keys};
+use crate::reading::{End, keys};
+use crate::run_stats::{RunReport, RunStats};
 
 /// Returns whether the first epoch builds the missing index as it reads. Options that need the whole index build it
 /// first instead, like other commands.
-pub(super) fn indexes_on_the_way(args: &ReadArgs) -> bool {
+pub(super) fn builds_index_while_reading(args: &ReadArgs) -> bool {
     let needs_all = args.mix.is_given()
         || args.weights.are_given()
         || args.rows.seq_len.is_some()

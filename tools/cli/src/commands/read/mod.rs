@@ -1,21 +1,21 @@
 //! `dlfs read`: reads epochs as a training job would, verifies every sample, and prints a report.
 //!
-//! Options come from the library (`src/options/`), `args.rs` and `job_args.rs`. `reading.rs` takes batches from the
-//! loader, and measures. With `--shards --index PLACE`, `shards.rs` reads epochs over shards that were not imported.
+//! This file checks the options, opens what they name, and drives the run; `reading.rs` takes the batches. `ranks.rs`
+//! has the exchange with the other ranks of a job, `run_files.rs` the files that a run writes, and `report.rs` the
+//! report. With `--shards --index PLACE`, `shards.rs` reads epochs over shards that were not imported.
 
+mod ranks;
+mod report;
+mod run_files;
 mod shards;
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use parking_lot::Mutex;
-use serde_json::json;
 
 use dlfs::Error;
-use dlfs::cache::{Cache, CacheStats, TierOptions};
+use dlfs::cache::TierOptions;
 use dlfs::dataset::{Dataset, Image, Mixture, RunState, Share, TokenOptions};
 use dlfs::directory::Directory;
 use dlfs::options::{Load, Order, Peers, Read, Rows, Store, Tiers, Tokens};
@@ -23,26 +23,26 @@ use dlfs::order::State;
 use dlfs::order::budget::Budget;
 use dlfs::peers::{Launched, Meeting};
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
-use dlfs::reader::{Batch, ReaderOptions};
-use dlfs::report::Stalls;
+use dlfs::reader::ReaderOptions;
 use dlfs::store::StoreOptions;
 use dlfs::units::{Epoch, Generation};
 
-use self::shards::{indexes_on_the_way, read_shards};
+use self::ranks::{Joined, meeting, restart, staging};
+use self::report::print_report;
+use self::run_files::{IdsFile, ReportArgs, RunFiles, StateFile};
+use self::shards::{builds_index_while_reading, read_shards};
 use crate::args::{
-    ConnectionArgs, ImageArgs, MetricsArgs, PlacementArgs, WeightArgs, check_shard, engines, tiers,
-    unweighted,
+    ConnectionArgs, ImageArgs, MetricsArgs, PlacementArgs, check_shard, tiers, unweighted,
 };
-use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop, about_file, complain, usage};
-use crate::job_args::{
-    Joined, MixArgs, ReportArgs, RunFiles, Source, Sources, meeting, peer_line, restart, staging,
-    store_line,
-};
-use crate::out::{self, Meter, Out, joined, known};
+use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop, complain, usage};
+use crate::mix::{MixArgs, SourceCounts};
+use crate::out::Meter;
 use crate::reading::{
-    Batches, End, RowReader, RowsRead, RunReport, RunStats, Samples, check_complete, check_some,
-    read_batches, samples_within, token_loader,
+    Batches, End, RowReader, Samples, check_complete, check_some, read_batches, samples_within,
+    token_loader,
 };
+use crate::run_stats::{RunReport, RunStats};
+use crate::weights::WeightArgs;
 
 /// Read epochs as a training job would, and report
 ///
@@ -128,11 +128,11 @@ struct RunArgs {
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let setup = Setup::of(&args)?;
     let _metrics = args.metrics.serve()?;
-    if indexes_on_the_way(&args) {
+    if builds_index_while_reading(&args) {
         return read_shards(&args, setup, quiet);
     }
     let mut run = setup.open(&args)?;
-    let total = run.owed()?;
+    let total = run.num_samples()?;
     let delivered = run.deliver(&args, total, quiet)?;
     run.finish(&args, total, delivered)
 }
@@ -140,7 +140,9 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
 /// The options of a run, checked before anything is opened.
 struct Setup {
     options: LoaderOptions,
+    /// `None`: batches are samples, not rows of tokens.
     rows: Option<TokenOptions>,
+    /// The meeting with the other ranks, with `--peers`.
     meeting: Option<Meeting>,
     tiers: TierOptions,
     store: Option<StoreOptions>,
@@ -150,6 +152,7 @@ struct Setup {
 }
 
 impl Setup {
+    /// Checks the options, and makes signals stop the run.
     fn of(args: &ReadArgs) -> Result<Setup, Failure> {
         let place = args.place()?;
         let meeting = meeting(&args.peers, place)?;
@@ -191,8 +194,8 @@ impl Setup {
         Ok(Run { dataset, mixture, rows, options, joined, ids, state, files, stop })
     }
 
-    /// Opens the image, to be read through other nodes and this rank's store if there are any. Completes the options by
-    /// what the image determines.
+    /// Opens the image, and joins the other ranks or opens this rank's store if the options say so. Completes the
+    /// loader options that depend on the image.
     fn open_image(&mut self, args: &ReadArgs) -> Result<(Image, Option<Joined>), Failure> {
         let tiers = std::mem::take(&mut self.tiers);
         let image = args.image.open_with_tiers(&args.connection, tiers)?;
@@ -231,8 +234,10 @@ impl Setup {
 struct Run {
     dataset: Dataset,
     mixture: Option<Mixture>,
+    /// The reader of rows of tokens, until the run takes it.
     rows: Option<RowReader>,
     options: LoaderOptions,
+    /// The round of this rank with the others, with `--peers`.
     joined: Option<Joined>,
     ids: Option<IdsFile>,
     state: StateFile,
@@ -243,15 +248,18 @@ struct Run {
 /// The batches that a run has delivered, to its end or up to an error.
 struct Delivered {
     batches: Box<dyn Batches>,
-    sources: Sources,
+    sources: SourceCounts,
     report: RunReport,
-    counted: LoaderStats,
+    stats: LoaderStats,
     end: Result<End, Failure>,
 }
 
 impl Run {
-    /// The number of samples that this rank is still to get.
-    fn owed(&self) -> Result<u64, Failure> {
+    /// The number of samples that the run will deliver to this rank.
+    ///
+    /// # Errors
+    /// `Usage`: a new run would deliver none.
+    fn num_samples(&self) -> Result<u64, Failure> {
         let share = match &self.mixture {
             Some(mixture) => mixture.share(&self.options)?,
             None => Share::new(&self.dataset, &self.options)?,
@@ -274,7 +282,7 @@ impl Run {
     fn deliver(&mut self, args: &ReadArgs, total: u64, quiet: bool) -> Result<Delivered, Failure> {
         let mut meter = Meter::new("reading", total, quiet);
         let mut stats = RunStats::start();
-        let mut sources = args.mix.sources(&args.image.image);
+        let mut sources = args.mix.source_counts(&args.image.image);
         let options = self.options.clone();
         let mut batches: Box<dyn Batches> = match (self.rows.take(), &self.mixture) {
             (Some(rows), _) => Box::new(rows),
@@ -292,9 +300,9 @@ impl Run {
             Ok(!self.stop.is_set() && stats.so_far().0 < limit)
         });
         drop(meter);
-        let counted = batches.loader().stats();
-        let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
-        Ok(Delivered { batches, sources, report, counted, end })
+        let loader_stats = batches.loader().stats();
+        let report = RunReport { stall_s: loader_stats.stall_s, ..stats.finish() };
+        Ok(Delivered { batches, sources, report, stats: loader_stats, end })
     }
 
     /// Leaves the other ranks, writes the files of the run, and prints its report.
@@ -304,7 +312,7 @@ impl Run {
         total: u64,
         delivered: Delivered,
     ) -> Result<Outcome, Failure> {
-        let Delivered { batches, sources, report, counted, end } = delivered;
+        let Delivered { batches, sources, report, stats, end } = delivered;
         self.joined.iter().for_each(|joined| joined.wait_for_end(self.dataset.image()));
         self.state.save()?; // also after an error, so that the run can resume there
         let written = self.files.write(batches.loader());
@@ -316,7 +324,7 @@ impl Run {
         let end = end?;
         let only = std::slice::from_ref(&self.dataset);
         let datasets = self.mixture.as_ref().map_or(only, Mixture::datasets);
-        print_report(args, datasets, &sources, batches.rows(), &report, &counted)?;
+        print_report(args, datasets, &sources, batches.rows(), &report, &stats)?;
         match end {
             End::Complete => Ok(written.map(|()| Outcome::Done)?),
             End::Stopped => Ok(self.state.save_when_stopped()),
@@ -324,47 +332,8 @@ impl Run {
     }
 }
 
-/// The state of the run, and its file. Clones share both.
-#[derive(Clone)]
-struct StateFile {
-    file: Option<PathBuf>,
-    state: Arc<Mutex<Option<RunState>>>,
-}
-
-impl StateFile {
-    fn of(run: &RunArgs) -> StateFile {
-        StateFile { file: run.state.clone(), state: Arc::default() }
-    }
-
-    fn set(&self, state: RunState) {
-        *self.state.lock() = Some(state);
-    }
-
-    fn save(&self) -> Result<(), Error> {
-        match (&self.file, &*self.state.lock()) {
-            (Some(file), Some(state)) => state.save(file),
-            _ => Ok(()),
-        }
-    }
-
-    /// Saves the state of a run that was stopped; without a file for it, prints that --state would make the run
-    /// resumable.
-    fn save_when_stopped(&self) -> Outcome {
-        if self.file.is_none() {
-            eprintln!("dlfs: stopped; with --state FILE the run could be resumed");
-            return Outcome::Incomplete;
-        }
-        match self.save() {
-            Ok(()) => Outcome::Stopped,
-            Err(error) => {
-                complain(&error.report());
-                Outcome::Incomplete
-            }
-        }
-    }
-}
-
 impl ReadArgs {
+    /// The options of the loader, before the image is open. `place` is the rank and the world size.
     fn loader_options(&self, place: Option<(u32, u32)>) -> Result<LoaderOptions, Failure> {
         check_shard(&self.order, self.load.shard, self.peers.peers.is_some())?;
         let has_epoch = self.mix.is_given() || self.weights.are_given();
@@ -375,7 +344,7 @@ impl ReadArgs {
         if !self.weights.are_given() {
             unweighted(&self.order, 1)?;
         }
-        let by_samples = self.load.batch_size.or(Some(MOST_SAMPLES as u32));
+        let by_samples = self.load.batch_size.or(Some(MAX_DEFAULT_SAMPLES as u32));
         let batch_size = by_samples.filter(|_| self.tokens.batch_tokens.is_none());
         let (rank, world_size) =
             place.map_or((None, None), |(rank, size)| (Some(rank), Some(size)));
@@ -423,186 +392,18 @@ fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     share.samples_after(&start).saturating_add(later)
 }
 
-/// The ids of a run, one per line.
-struct IdsFile {
-    path: PathBuf,
-    file: BufWriter<File>,
-}
-
-impl IdsFile {
-    fn create(path: &Path) -> Result<IdsFile, Error> {
-        let file = File::create(path).map_err(|error| about_file("cannot make", path, error))?;
-        Ok(IdsFile { path: path.to_path_buf(), file: BufWriter::new(file) })
-    }
-
-    fn append(&mut self, batch: &Batch) -> Result<(), Error> {
-        let mut write = || {
-            match batch.sources() {
-                None => batch.ids().try_for_each(|id| writeln!(self.file, "{id}"))?,
-                Some(sources) => (sources.iter().zip(batch.ids()))
-                    .try_for_each(|(source, id)| writeln!(self.file, "{source} {id}"))?,
-            }
-            self.file.flush() // the file is never behind the state, however the process ends
-        };
-        write().map_err(|error| about_file("cannot write", &self.path, error))
-    }
-}
-
-fn print_report(
-    args: &ReadArgs,
-    datasets: &[Dataset],
-    sources: &Sources,
-    rows: Option<RowsRead>,
-    report: &RunReport,
-    stats: &LoaderStats,
-) -> Result<(), Failure> {
-    let image = datasets[0].image(); // tiers, peers and stores do not go with a mixture
-    let engine = engines(datasets.iter().map(Dataset::image));
-    let mixed = args.mix.is_given().then_some(sources);
-    let tiers = image.tiers().map(Cache::stats);
-    let store = image.store().map(|store| store.stats());
-    // The exchange of a store is not counted as reads through peers.
-    let peers = image.peers().filter(|_| store.is_none()).map(dlfs::peers::Peers::stats);
-    let mut out = Out::new();
-    if args.run.json {
-        let facts = json!({
-            "stalls_s": stats.stalls,
-            "commands": stats.read.commands,
-            "read_bytes": stats.read.bytes,
-            "engine": engine,
-            "resident": stats.resident, // samples in the window at the end
-            "pages": stats.pages,
-            "loader": stats, // all counters, as in Python
-        });
-        let some = known(json!({
-            "tiers": tiers,
-            "peers": peers,
-            "store": store,
-            "places": image.places(), // with the same keys as in Python and C
-            "sources": mixed.map(|sources| &sources.0),
-            "rows": rows.map(|rows| rows.json(report.time())),
-        }));
-        out.json(&joined(&joined(report, facts), some))?;
-        return out.flush();
-    }
-    print_rate(&mut out, report)?;
-    let of_rows = rows.map(|rows| rows.line(report.time())).into_iter();
-    let lines = of_rows.chain(mixed.iter().flat_map(|sources| sources.lines()));
-    let mut lines = lines.chain(report.lines()).chain(stall_line(&stats.stalls));
-    lines.try_for_each(|line| out.line(line))?;
-    out.line(format!(
-        "  commands   {}, {} read; engine {engine}",
-        out::count(stats.read.commands),
-        out::bytes(stats.read.bytes)
-    ))?;
-    if let Some(pages) = stats.pages {
-        let resident = out::counted(stats.resident, "sample");
-        out.line(format!("  window     {pages}; {resident} in it at the end"))?;
-    }
-    let lines = tiers.iter().flat_map(tier_lines).chain(peers.iter().map(peer_line));
-    lines.chain(store.iter().map(store_line)).try_for_each(|line| out.line(line))?;
-    let verified = verified(datasets, sources);
-    out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
-    out.flush()
-}
-
-fn print_rate(out: &mut Out, report: &RunReport) -> Result<(), Failure> {
-    let samples = out.bold(&out::counted(report.samples, "sample"));
-    let line = format!(
-        "{samples}, {}, in {}: {} samples/s, {}",
-        out::bytes(report.bytes),
-        out::duration(report.time()),
-        out.bold(&out::count(report.samples_per_s as u64)),
-        out.bold(&out::rate(report.bytes, report.time())),
-    );
-    out.line(line)
-}
-
-/// The causes with more than a hundredth of the stalls, the longest first; `None` without a stall.
-fn stall_line(stalls: &Stalls) -> Option<String> {
-    let least = stalls.total() / 100;
-    let mut causes: Vec<_> = stalls.each().filter(|(_, waited)| *waited > least).collect();
-    causes.sort_by_key(|(_, waited)| std::cmp::Reverse(*waited));
-    let causes = causes
-        .iter()
-        .map(|(cause, waited)| format!("{} {:.2} s", cause.name(), waited.as_secs_f64()));
-    let causes: Vec<String> = causes.collect();
-    (!causes.is_empty()).then(|| format!("  stalls     {}", causes.join(", ")))
-}
-
-/// Describes the verification. A plain folder stores no checksums: the first read of a sample only learns its
-/// checksum.
-fn verified(datasets: &[Dataset], sources: &Sources) -> String {
-    let mut is_learned = false;
-    let mut learned = 0;
-    let mut later = 0;
-    for (dataset, Source { samples, .. }) in datasets.iter().zip(&sources.0) {
-        let first = dataset.directory().learned().map(|learned| learned.count().min(*samples));
-        is_learned |= first.is_some();
-        learned += first.unwrap_or(0);
-        later += samples - first.unwrap_or(0);
-    }
-    if !is_learned {
-        return "every sample verified".to_owned();
-    }
-    let checksums = out::counted(learned, "checksum");
-    let later = out::counted(later, "later read");
-    format!("{checksums} learned at first read, {later} verified")
-}
-
-/// The contribution of each tier and of the origin.
-fn tier_lines(stats: &CacheStats) -> Vec<String> {
-    let mut lines = Vec::new();
-    for tier in &stats.tiers {
-        let mut line = format!(
-            "  tier       {}: {} hits, {}, {:.0} us each; {} copied, {} of {} used",
-            tier.name,
-            out::count(tier.hits),
-            out::bytes(tier.hit_bytes),
-            1e6 * tier.hit_s / tier.hits.max(1) as f64,
-            out::bytes(tier.fill_bytes),
-            out::bytes(tier.used_bytes),
-            out::bytes(tier.capacity_bytes)
-        );
-        for (count, what) in [
-            (tier.restored, "reused"),
-            (tier.left, "evicted"),
-            (tier.damaged, "damaged and read again"),
-        ] {
-            if count > 0 {
-                line.push_str(&format!(", {} {what}", out::count(count)));
-            }
-        }
-        if tier.is_off {
-            line.push_str(", switched off");
-        }
-        lines.push(line);
-    }
-    if let Some(died) = &stats.died {
-        lines.push(format!("  tiers      copy nothing more: {died}"));
-    }
-    let origin = stats.origin;
-    lines.push(format!(
-        "  origin     {} reads, {}, {:.0} us each; and {} by copying",
-        out::count(origin.reads),
-        out::bytes(origin.bytes),
-        1e6 * origin.read_s / origin.reads.max(1) as f64,
-        out::bytes(origin.copier_bytes)
-    ));
-    lines
-}
-
-/// The default batch size.
+/// The default batch size: as many samples as the limits below allow for the lengths of samples.
 fn default_batch(directory: &Directory) -> usize {
-    let step = directory.num_samples() as usize / LENGTHS_LOOKED_AT;
-    samples_within(directory, step, MOST_SAMPLES, MOST_BYTES)
+    let step = directory.num_samples() as usize / SAMPLED_LENGTHS;
+    samples_within(directory, step, MAX_DEFAULT_SAMPLES, MAX_DEFAULT_BYTES)
 }
 
-/// The most samples of a batch by default, and about the most bytes of one.
-const MOST_SAMPLES: usize = 256;
-const MOST_BYTES: u64 = 256 << 20;
+/// The most samples of a batch by default.
+const MAX_DEFAULT_SAMPLES: usize = 256;
+/// About the most bytes of a batch by default.
+const MAX_DEFAULT_BYTES: u64 = 256 << 20;
 /// The default batch size follows from the lengths of this many samples, or up to twice as many.
-const LENGTHS_LOOKED_AT: usize = 4096;
+const SAMPLED_LENGTHS: usize = 4096;
 /// Options of batches of samples.
 const OF_SAMPLES: [&str; 4] = ["batch_tokens", "drop_last", "pad", "contiguous"];
 /// Options that apply to one image only.
