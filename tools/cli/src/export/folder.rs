@@ -1,5 +1,7 @@
-//! Writes files below one folder. Folders are opened one component at a time, so that no link and no race
-//! leads out of it. Several threads write at once, each the files of its own folders.
+//! Writes samples as files below one folder.
+//!
+//! Folders are opened one component at a time, so that neither a link nor a race leads out of the folder. Several
+//! threads write at once. The folder of a file selects the thread.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -17,6 +19,7 @@ use rustix::process::{Resource, getrlimit};
 
 use dlfs::{Error, ErrorKind};
 
+use super::names::check;
 use super::{Conflict, NewFile, Sink};
 use crate::exit::{Failure, about_file};
 use crate::out;
@@ -27,19 +30,19 @@ use crate::out;
 /// created, never opened. So another process cannot redirect writes by replacing a folder with a link.
 pub(super) struct FolderSink {
     path: PathBuf,
-    /// Each runs on its own thread. A file's folder selects the writer, so that files of one folder are
-    /// written in order: the file system would serialise their creation anyway.
-    writers: Vec<Writer>,
+    /// Each runs on a thread. The folder of a file selects the writer: the file system would serialise the creation of
+    /// files in one folder anyway.
+    writers: Vec<FolderWriter>,
 }
 
-/// Writes the files of some folders.
-struct Writer {
+/// Writes the files of some of the folders.
+struct FolderWriter {
     root: OwnedFd,
     /// Folders that stay open, by their paths: samples lie on the media in a shuffled order, so successive
     /// files are in different folders.
     open: HashMap<Vec<u8>, OwnedFd>,
     /// The most folders that stay open.
-    most: usize,
+    max_open: usize,
 }
 
 impl FolderSink {
@@ -58,11 +61,11 @@ impl FolderSink {
         }
         let root = rustix::fs::open(path, DIRECTORY - OFlags::NOFOLLOW, Mode::empty())
             .map_err(|e| about_file("cannot open the folder", path, e.into()))?;
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_WRITERS);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
         let writers = (0..threads).map(|_| {
             let root =
                 root.try_clone().map_err(|e| about_file("cannot open the folder", path, e))?;
-            Ok(Writer { root, open: HashMap::new(), most: kept_open() / threads })
+            Ok(FolderWriter { root, open: HashMap::new(), max_open: max_kept_open() / threads })
         });
         Ok(FolderSink { path: path.to_path_buf(), writers: writers.collect::<Result<_, Error>>()? })
     }
@@ -74,22 +77,23 @@ impl FolderSink {
     }
 }
 
-impl Writer {
+impl FolderWriter {
+    /// Writes one file, whose name is a path below the root.
     fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Errno> {
-        debug_assert_eq!(super::check(name), Ok(()), "the caller checks names");
+        debug_assert_eq!(check(name), Ok(()), "the caller checks names");
         let (folder, file_name) = split(name);
         write_file(self.folder(folder)?, file_name, bytes)
     }
 
-    /// Writes the files at these indices, up to the first error that ends the export.
-    fn share(
+    /// Writes the files at `indices`, up to the first error that ends the export. `path` is the folder to export to.
+    fn write_files(
         &mut self,
         path: &Path,
         files: &[NewFile<'_>],
-        share: &[usize],
+        indices: &[usize],
     ) -> Result<Vec<Conflict>, Failure> {
         let mut conflicts = Vec::new();
-        for &index in share {
+        for &index in indices {
             let file = &files[index];
             if let Err(error) = self.write(file.path(), &file.bytes) {
                 conflicts.push((index, conflict(path, file.path(), error)?));
@@ -104,8 +108,8 @@ impl Writer {
             return Ok(self.root.as_fd());
         }
         if !self.open.contains_key(path) {
-            let folder = self.enter_all(path)?;
-            if self.open.len() >= self.most {
+            let folder = self.open_or_create_all(path)?;
+            if self.open.len() >= self.max_open {
                 self.open.clear();
             }
             self.open.insert(path.to_vec(), folder);
@@ -115,10 +119,10 @@ impl Writer {
 
     /// Opens `path` component by component, one folder at a time: a name may have 2,048 components, more than
     /// the limit of open files.
-    fn enter_all(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+    fn open_or_create_all(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut parts = path.split(|&byte| byte == b'/');
-        let first = enter(self.root.as_fd(), parts.next().unwrap_or_default())?;
-        parts.try_fold(first, |folder, part| enter(folder.as_fd(), part))
+        let first = open_or_create(self.root.as_fd(), parts.next().unwrap_or_default())?;
+        parts.try_fold(first, |folder, part| open_or_create(folder.as_fd(), part))
     }
 }
 
@@ -132,7 +136,7 @@ impl Sink for FolderSink {
         let conflicts: Result<Vec<_>, Failure> = thread::scope(|scope| {
             let work = self.writers.iter_mut().zip(&shares).filter(|(_, share)| !share.is_empty());
             let running: Vec<_> = work
-                .map(|(writer, share)| scope.spawn(|| writer.share(path, files, share)))
+                .map(|(writer, share)| scope.spawn(|| writer.write_files(path, files, share)))
                 .collect();
             // Passes on a writer's panic.
             let ended =
@@ -176,14 +180,14 @@ fn split(name: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// The number of folders that all writers together may keep open: half of this process's limit of open files, at most
-/// [`MOST_KEPT_OPEN`].
-fn kept_open() -> usize {
+/// [`MAX_KEPT_OPEN`].
+fn max_kept_open() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST_KEPT_OPEN)
+    usize::try_from(files / 2).unwrap_or(usize::MAX).min(MAX_KEPT_OPEN)
 }
 
 /// Opens the folder `part` of `parent`, creating it if it does not exist; never through a link.
-fn enter(parent: BorrowedFd<'_>, part: &[u8]) -> Result<OwnedFd, Errno> {
+fn open_or_create(parent: BorrowedFd<'_>, part: &[u8]) -> Result<OwnedFd, Errno> {
     let part = c_string(part)?;
     match openat(parent, &*part, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT) => {}
@@ -195,6 +199,7 @@ fn enter(parent: BorrowedFd<'_>, part: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Creates a file in an open folder, and writes it.
 fn write_file(folder: BorrowedFd<'_>, name: &[u8], bytes: &[u8]) -> Result<(), Errno> {
     let name = c_string(name)?;
     let fd = openat(folder, &*name, NEW_FILE, Mode::from_raw_mode(0o666))?;
@@ -217,9 +222,9 @@ const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 /// The most folders that stay open, even if the process may open more files.
-const MOST_KEPT_OPEN: usize = 4096;
+const MAX_KEPT_OPEN: usize = 4096;
 /// The most threads that write at once.
-const MOST_WRITERS: usize = 8;
+const MAX_WRITERS: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -280,7 +285,7 @@ mod tests {
         for most in [1, 2, 7] {
             let (_outer, root, mut sink) = sink();
             for writer in &mut sink.writers {
-                writer.most = most;
+                writer.max_open = most;
             }
             let name = |folder: u32, file: u32| format!("{}/{folder}/deep/{file}", folder % 5);
             // 37 has no divisor with 40 in common: each round visits all folders, never in order.
@@ -365,7 +370,7 @@ mod tests {
         let (outer, root, mut sink) = sink();
         // With a limit of one, each file opens its folder again, which is the step under attack.
         for writer in &mut sink.writers {
-            writer.most = 1;
+            writer.max_open = 1;
         }
         let secret = outer.path().join("secret");
         std::fs::create_dir(&secret).unwrap();
