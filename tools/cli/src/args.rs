@@ -291,8 +291,8 @@ impl PlacementArgs {
     }
 }
 
-/// The tiers in `given`, on the node with the id `node`; `None`: the id of this machine. With `--tiers-file auto`,
-/// measures the tiers first.
+/// The tiers in `given`. `node` is the name of this node; `None`: the identity of the machine. With `--tiers-file
+/// auto`, measures the tiers first.
 ///
 /// # Errors
 /// The file of `--tiers-file` cannot be read or is invalid; a tier cannot be measured.

@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    fn mixed(text: &str) -> std::result::Result<(String, Part), String> {
+    fn mixed(text: &str) -> Result<(String, Part), String> {
         let command = clap::Command::new("dlfs")
             .arg(clap::Arg::new("mix").value_parser(MixedImage::parser()));
         let found =

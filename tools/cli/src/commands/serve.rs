@@ -29,13 +29,14 @@ use crate::exit::{Failure, Outcome, Stop, asked_by_signals};
 use crate::log;
 use crate::out::{self, Out};
 use crate::service::access_log::LogDestination;
+use crate::service::changes::{Changes, Source};
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
 use crate::service::control::{Control, Event};
 use crate::service::limits::LimitArgs;
+use crate::service::manager::{self, Manager};
 use crate::service::methods::counters;
-use crate::service::openings::{Changes, Source};
 use crate::service::running::{self, Running, Service};
-use crate::service::takeover::{self, Manager, Takeover, beside};
+use crate::service::takeover::{Takeover, beside};
 
 /// Serve an image over NVMe/TCP, for dlfs and any other host
 ///
@@ -124,7 +125,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         Some(path) if args.takeover => {
             Takeover::begin(path).map(|(takeover, sockets)| (Some(takeover), sockets))?
         }
-        _ => (None, takeover::inherited()?),
+        _ => (None, manager::inherited()?),
     };
     let (events, requests) = channel();
     let open = |path: &Path| match &takeover {

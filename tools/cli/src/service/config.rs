@@ -351,7 +351,7 @@ impl Reader<'_> {
 }
 
 /// Parses the address of a namespace; a relative path starts at `folder`.
-pub(crate) fn parse_address(text: &str, folder: &Path) -> std::result::Result<Address, String> {
+pub(crate) fn parse_address(text: &str, folder: &Path) -> Result<Address, String> {
     match text.parse::<Address>() {
         Ok(Address::Path(path)) => Ok(Address::Path(folder.join(path))),
         Ok(address) => Ok(address),
@@ -360,7 +360,7 @@ pub(crate) fn parse_address(text: &str, folder: &Path) -> std::result::Result<Ad
 }
 
 /// Resolves `HOST:PORT` to an address to listen on.
-pub(crate) fn resolve(listen: &str) -> std::result::Result<SocketAddr, String> {
+pub(crate) fn resolve(listen: &str) -> Result<SocketAddr, String> {
     let Some((host, port)) = listen.rsplit_once(':') else {
         return Err(format!("{listen:?} is not HOST:PORT"));
     };

@@ -1,5 +1,8 @@
-//! Limits of hosts' use: options of `dlfs serve`, and the table `limits` of a configuration file; limits and weights of
-//! hosts, groups of hosts and namespaces, there and by `dlfs ctl limit`.
+//! Limits on what hosts may use.
+//!
+//! [`LimitArgs`] bounds the resources of a subsystem's target: options of `dlfs serve`, and the table `limits` of a
+//! configuration file. Limits of rates, and weights, are given for hosts, groups of hosts and namespaces: by tables of
+//! the file, and by `dlfs ctl limit` ([`Limit`]).
 
 use std::time::Duration;
 
@@ -87,6 +90,7 @@ impl LimitArgs {
     }
 }
 
+/// A table of a configuration file, which clap parses like options of the command line.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 struct Table<T: Args> {
@@ -113,14 +117,14 @@ pub(crate) fn parse_table<T: Args>(name: &str, table: &toml::Table) -> Result<T,
     Ok(table.args)
 }
 
-/// Parses a memory size.
+/// Parses an amount of memory, from 1 MiB to 1 TiB.
 fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     let is_memory = (1 << 20..=1 << 40).contains(&bytes);
     if is_memory { Ok(bytes) } else { Err("1M to 1T".to_owned()) }
 }
 
-/// The limits of a host, group or namespace.
+/// Rates and the weight of a host, group or namespace, as the user gives them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct ShareArgs {
@@ -146,7 +150,7 @@ struct ShareArgs {
 
 impl ShareArgs {
     /// The limits; `None`: there are none.
-    pub(crate) fn limits(&self) -> std::result::Result<Option<Limits>, String> {
+    pub(crate) fn limits(&self) -> Result<Option<Limits>, String> {
         let ShareArgs { read_bytes, write_bytes, read_iops, write_iops, burst, weight } = *self;
         let rates = [
             ("read_bytes", read_bytes),
@@ -169,7 +173,7 @@ impl ShareArgs {
     }
 
     /// The limits of a namespace.
-    fn of_namespace(&self) -> std::result::Result<Option<Limits>, String> {
+    fn of_namespace(&self) -> Result<Option<Limits>, String> {
         if self.weight.is_some() {
             return Err("namespaces have no weight: those of a host share alike".to_owned());
         }
@@ -178,16 +182,13 @@ impl ShareArgs {
 }
 
 /// The limits of a namespace in the configuration file.
-pub(crate) fn of_namespace(table: &toml::Table) -> std::result::Result<Limits, String> {
+pub(crate) fn of_namespace(table: &toml::Table) -> Result<Limits, String> {
     let limits = parse_table::<ShareArgs>("limit", table)?.of_namespace()?;
     limits.ok_or_else(|| "limit sets nothing: give read_bytes, for example".to_owned())
 }
 
 /// The rule of a table `[[host]]`, or with `is_group` of a table `[[group]]`.
-pub(crate) fn rule_of(
-    table: &toml::Table,
-    is_group: bool,
-) -> std::result::Result<HostRule, String> {
+pub(crate) fn rule_of(table: &toml::Table, is_group: bool) -> Result<HostRule, String> {
     let mut table = table.clone();
     let mut take = |key: &str| table.remove(key).ok_or_else(|| format!("{key} is missing"));
     let texts = if is_group { take("hosts")? } else { toml::Value::Array(vec![take("nqn")?]) };
@@ -198,7 +199,7 @@ pub(crate) fn rule_of(
     let group = group.as_ref().map(text).transpose()?;
     let hosts = texts.as_array().ok_or_else(|| "hosts is no list of NQNs".to_owned())?;
     let hosts = hosts.iter().map(|host| text(host)?.parse::<HostPattern>());
-    let hosts = hosts.collect::<std::result::Result<Vec<_>, String>>()?;
+    let hosts = hosts.collect::<Result<Vec<_>, String>>()?;
     let name = if is_group { "group" } else { "host" };
     let limits = parse_table::<ShareArgs>(name, &table)?.limits()?;
     let limits = limits.ok_or_else(|| format!("{name} has no limit and no weight"))?;
@@ -212,7 +213,7 @@ pub(crate) fn rule_of(
 pub(crate) fn check_known<'a>(
     rule: &HostRule,
     subsystems: impl Iterator<Item = &'a SubsystemConfig> + Clone,
-) -> std::result::Result<(), String> {
+) -> Result<(), String> {
     let is_open = |of: &SubsystemConfig| {
         of.allow_any_host || of.allow_hosts.is_empty() && of.host_keys.is_empty()
     };
@@ -290,7 +291,8 @@ impl Service {
             }
             (None, Some(nsid)) => {
                 let limits = asked.limits.of_namespace().map_err(invalid)?;
-                let config = &self.subsystems[self.the_one(asked.subsystem.as_ref())?].config;
+                let config =
+                    &self.subsystems[self.subsystem_index(asked.subsystem.as_ref())?].config;
                 let key = (config.nqn.clone(), Nsid(nsid));
                 if !config.namespaces.iter().any(|namespace| namespace.nsid == key.1) {
                     let message = format!("{} has no namespace {nsid}", config.nqn);

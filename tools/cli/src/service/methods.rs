@@ -1,6 +1,7 @@
 //! The methods of the control socket, by name.
 //!
-//! Their parameters are types, which `dlfs ctl` fills from its arguments. Methods that take long are in `openings.rs`.
+//! The parameters of each method are a type, which `dlfs ctl` fills from its arguments. Methods that take long are in
+//! `changes.rs`, and `limit` is in `limits.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ pub(crate) struct AddNamespace {
 }
 
 /// The address with an absolute path: the service has another working directory.
-fn absolute(address: &str) -> std::result::Result<String, String> {
+fn absolute(address: &str) -> Result<String, String> {
     let folder = std::env::current_dir().map_err(|error| error.to_string())?;
     Ok(parse_address(address, &folder)?.to_string())
 }
@@ -103,7 +104,7 @@ struct Level {
 }
 
 impl Service {
-    /// Carries out a request, except those of [`super::openings`]: `add-ns`, `reload` and `drain`.
+    /// Carries out a request, except those of [`super::changes`]: `add-ns`, `reload`, `drain` and `hand-over`.
     pub(crate) fn answer(&mut self, request: &Request) -> Result<Value> {
         match request.method.as_str() {
             "list-subsys" => self.list_subsystems(&params(request)?),
@@ -156,7 +157,7 @@ impl Service {
                 "namespaces": namespaces.collect::<Vec<_>>(),
             })
         };
-        Ok(self.those(subsystem.as_ref())?.into_iter().map(describe).collect())
+        Ok(self.selected(subsystem.as_ref())?.into_iter().map(describe).collect())
     }
 
     fn list_hosts(&self, Whole { subsystem }: &Whole) -> Result<Value> {
@@ -186,7 +187,7 @@ impl Service {
             });
             describe.collect()
         };
-        Ok(self.those(subsystem.as_ref())?.into_iter().flat_map(connected).collect())
+        Ok(self.selected(subsystem.as_ref())?.into_iter().flat_map(connected).collect())
     }
 
     /// The namespace of the request `add-ns`, and its subsystem. Without an NSID in the request, the
@@ -197,7 +198,7 @@ impl Service {
         promised: impl Iterator<Item = &'a (Nqn, NamespaceConfig)>,
     ) -> Result<(Nqn, NamespaceConfig)> {
         let asked: AddNamespace = params(request)?;
-        let config = &self.subsystems[self.the_one(asked.subsystem.as_ref())?].config;
+        let config = &self.subsystems[self.subsystem_index(asked.subsystem.as_ref())?].config;
         let promised = promised.filter(|(nqn, _)| *nqn == config.nqn).map(|(_, config)| config);
         let taken: Vec<u32> = config.namespaces.iter().chain(promised).map(|c| c.nsid.0).collect();
         let lowest = || (1..=MAX_NSID).find(|nsid| !taken.contains(nsid));
@@ -222,7 +223,7 @@ impl Service {
         config: NamespaceConfig,
         served: ServedNamespace,
     ) -> Result<Value> {
-        let number = self.the_one(Some(nqn))?;
+        let number = self.subsystem_index(Some(nqn))?;
         let nsid = config.nsid.0;
         let running = &mut self.subsystems[number];
         running.target.add_namespace(served)?;
@@ -231,13 +232,13 @@ impl Service {
     }
 
     fn remove_ns(&mut self, asked: &RemoveNamespace) -> Result<Value> {
-        let number = self.the_one(asked.subsystem.as_ref())?;
+        let number = self.subsystem_index(asked.subsystem.as_ref())?;
         self.subsystems[number].remove_namespace(Nsid(asked.nsid))?;
         Ok(json!({ "nsid": asked.nsid }))
     }
 
     fn add_host(&mut self, OneHost { subsystem, host }: OneHost) -> Result<Value> {
-        let number = self.the_one(subsystem.as_ref())?;
+        let number = self.subsystem_index(subsystem.as_ref())?;
         let running = &mut self.subsystems[number];
         if running.hosts().contains(&host) {
             return Err(invalid(format!("{} lists {host} already", running.config.nqn)));
@@ -249,7 +250,7 @@ impl Service {
     }
 
     fn drop_host(&mut self, OneHost { subsystem, host }: &OneHost) -> Result<Value> {
-        let number = self.the_one(subsystem.as_ref())?;
+        let number = self.subsystem_index(subsystem.as_ref())?;
         let running = &mut self.subsystems[number];
         let hosts = running.hosts();
         if hosts.contains(host) {
@@ -278,7 +279,7 @@ impl Service {
 
     fn set_ana(&mut self, SetAna { state, subsystem }: &SetAna) -> Result<Value> {
         let state: AnaState = state.parse().map_err(invalid)?;
-        let number = self.the_one(subsystem.as_ref())?;
+        let number = self.subsystem_index(subsystem.as_ref())?;
         self.subsystems[number].set_ana(state)?;
         Ok(json!({ "ana": state.name() }))
     }
@@ -290,24 +291,24 @@ impl Service {
             let named = [("subsystem", json!(running.config.nqn))].into_iter().chain(counters);
             named.map(|(name, value)| (name.to_owned(), value)).collect()
         };
-        Ok(self.those(subsystem.as_ref())?.into_iter().map(count).collect())
+        Ok(self.selected(subsystem.as_ref())?.into_iter().map(count).collect())
     }
 
-    /// The subsystem of this name, or all; also subsystems that are ending.
-    fn those(&self, nqn: Option<&Nqn>) -> Result<Vec<&Running>> {
+    /// The subsystem of this name; without a name, all subsystems. Draining subsystems count.
+    fn selected(&self, nqn: Option<&Nqn>) -> Result<Vec<&Running>> {
         let draining = self.draining.iter().map(|(running, _)| running);
-        let mut those = self.subsystems.iter().chain(draining);
+        let mut selected = self.subsystems.iter().chain(draining);
         match nqn {
-            None => Ok(those.collect()),
+            None => Ok(selected.collect()),
             Some(nqn) => {
-                let one = those.find(|running| running.config.nqn == *nqn);
+                let one = selected.find(|running| running.config.nqn == *nqn);
                 one.map(|running| vec![running]).ok_or_else(|| self.no_subsystem(nqn))
             }
         }
     }
 
     /// The index of the subsystem of this name; without a name, of the only one.
-    pub(super) fn the_one(&self, nqn: Option<&Nqn>) -> Result<usize> {
+    pub(super) fn subsystem_index(&self, nqn: Option<&Nqn>) -> Result<usize> {
         match nqn {
             Some(nqn) => {
                 let position =
@@ -321,6 +322,7 @@ impl Service {
         }
     }
 
+    /// The error for a name that no running subsystem has.
     fn no_subsystem(&self, nqn: &Nqn) -> Error {
         if self.is_leaving(nqn) {
             let message = format!("draining {nqn}: the configuration file has it no more");
@@ -354,6 +356,7 @@ fn set_log_level(Level { level }: &Level) -> Result<Value> {
     Ok(json!({ "level": level }))
 }
 
+/// The parameters of a request; an absent value stands for an empty object.
 fn params<T: DeserializeOwned>(request: &Request) -> Result<T> {
     let params = match &request.params {
         Value::Null => json!({}),
@@ -363,6 +366,7 @@ fn params<T: DeserializeOwned>(request: &Request) -> Result<T> {
     serde_json::from_value(params).map_err(wrong)
 }
 
+/// The error of invalid parameters.
 pub(super) fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }

@@ -1,20 +1,24 @@
-//! Targets as a service: what `dlfs serve` runs, from a file or from its command line.
+//! Targets as a service, as `dlfs serve` runs them.
 //!
-//! Both the file and the command line become values of [`config::SubsystemConfig`]. [`running::Service`] has
-//! the running targets, and [`reload`] makes them match the file again. [`control`] answers `dlfs ctl`; [`openings`]
-//! carries out changes of the service, and waits for them; [`limits`] limits hosts; [`takeover`] replaces a service by
-//! another process without closing its addresses; [`access_log`] has a line for each event. All of it runs on the
-//! command's main thread, in the loop of `commands/serve.rs`, except for reading requests, opening namespaces, ending
-//! targets and writing the access log.
+//! The configuration file or the command line becomes [`config::SubsystemConfig`] values; [`limits`] are a part of
+//! them. [`running::Service`] has the running targets. [`control`] receives the requests of `dlfs ctl`, [`methods`]
+//! carries them out, and [`reload`] makes the targets match the file again; [`changes`] advances those that take long.
+//! [`takeover`] replaces the service by another process without closing its addresses. [`manager`] reports to systemd,
+//! and [`access_log`] has a line for each event.
 //!
-//! It is not a supervisor: if a target's thread dies, the service ends.
+//! All of it runs on the command's main thread, in the loop of `commands/serve.rs`, except for reading requests,
+//! opening namespaces, ending targets and writing the access log.
+//!
+//! It is not a supervisor: if a target's thread dies, the service ends. Read `running.rs` first.
 
 pub(crate) mod access_log;
+pub(crate) mod changes;
 pub(crate) mod config;
 pub(crate) mod control;
 pub(crate) mod limits;
+pub(crate) mod manager;
 pub(crate) mod methods;
-pub(crate) mod openings;
+mod openings;
 pub(crate) mod reload;
 pub(crate) mod running;
 pub(crate) mod takeover;

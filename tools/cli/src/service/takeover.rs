@@ -1,26 +1,23 @@
-//! Takes the place of a service that runs: `dlfs serve --takeover`.
+//! Takes the place of a running service: `dlfs serve --takeover`.
 //!
-//! The new service asks the old one over its control socket for its listening sockets. The old one sends duplicates
-//! over a Unix socket that the new one has opened for them. Once the new one serves, it asks the old one to hand
-//! over: the old one stops accepting connections, and sends its hosts away. They connect to the same addresses
-//! again and find the new one. If the new one fails before that, the old one serves on. If the old one dies after it
-//! has sent its sockets, the new one serves all the same.
+//! 1. The new service asks the old one over the control socket for the listening sockets. The old service sends
+//!    duplicates over a Unix socket that the new service has opened for them.
+//! 2. Once the new service serves, it asks the old one to hand over. The old service stops accepting connections, and
+//!    sends its hosts away. The hosts connect to the same addresses again, and reach the new service.
 //!
-//! One process at a time writes to a namespace. The old one keeps the socket over which it has sent until it has ended;
-//! so the new one learns when it may open what hosts write to. Until then their connections wait at the listening
-//! sockets.
+//! If the new service fails before the second step, the old one continues to serve. If the old service dies after the
+//! first step, the new one serves all the same.
 //!
-//! [`Manager`] reports the service's state to systemd (`sd_notify`); the sockets that systemd has opened are taken over
-//! too.
+//! One process at a time writes to a namespace. The old service keeps its end of the Unix socket open until it has
+//! ended. The new service waits for that before it opens namespaces that hosts write to. Until then, connections of
+//! hosts wait at the listening sockets.
 
 use std::error::Error as StdError;
 use std::fs;
 use std::io::{self, Read as _};
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,13 +28,15 @@ use dlfs::process::{receive_files, send_files};
 use dlfs::{Error, ErrorKind, Result};
 
 use super::control::{bind_private, call};
+use super::manager::Manager;
 use crate::log;
 
 /// A takeover that has begun, of the service with this control socket.
 pub(crate) struct Takeover {
     control: PathBuf,
-    /// The other service closes it when it ends.
+    /// The socket over which the other service has sent; the other service closes it when it ends.
     other: UnixStream,
+    /// Set once the other service was asked to hand over.
     has_finished: bool,
 }
 
@@ -63,10 +62,11 @@ impl Takeover {
         Ok((Takeover { control: control.to_owned(), other, has_finished: false }, sockets))
     }
 
-    /// Lets the other service go, the first time: this one serves. The log says so if it does not answer.
+    /// Asks the other service to hand over, since this one serves; further calls do nothing. If the other service does
+    /// not answer, only a line of the log says so.
     ///
     /// # Errors
-    /// The other service refuses, and serves on.
+    /// The other service refuses, and continues to serve.
     pub(crate) fn finish(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.has_finished, true) {
             return Ok(());
@@ -94,10 +94,10 @@ impl Takeover {
         }
     }
 
-    /// As [`Takeover::finish`], and waits for the end of the other service: from then on this one may write.
+    /// As [`Takeover::finish`], and waits until the other service has ended: from then on this one may write.
     ///
     /// # Errors
-    /// As [`Takeover::finish`]. `TimedOut`: it has not ended.
+    /// As [`Takeover::finish`]. `TimedOut`: the other service has not ended in time.
     pub(crate) fn finish_before_writing(&mut self) -> Result<()> {
         self.finish()?;
         self.other.set_read_timeout(Some(END_LIMIT))?;
@@ -112,14 +112,15 @@ impl Takeover {
     }
 }
 
-/// A path in the same folder for a socket of a takeover.
+/// The path of another socket beside the control socket.
 pub(crate) fn beside(control: &Path, name: &str) -> PathBuf {
     let mut path = control.as_os_str().to_owned();
     path.push(format!(".{name}"));
     path.into()
 }
 
-/// Sends listening sockets to the process that listens at `place`. Dropping the result tells it that this one ends.
+/// Sends listening sockets to the process that listens at `place`. That process sees this one end when the returned
+/// stream is dropped.
 ///
 /// # Errors
 /// Errors of the operating system. `Unsupported`: there are too many sockets.
@@ -136,12 +137,12 @@ pub(super) fn send(sockets: &[&TcpListener], place: &Path) -> Result<UnixStream>
     Ok(stream)
 }
 
-/// Returns whether the process at the other end of what [`send`] has returned has ended. It never sends.
+/// Returns whether the process at the other end of a stream from [`send`] has ended. That process never sends.
 pub(super) fn is_closed(mut stream: &UnixStream) -> bool {
     stream.read(&mut [0]).is_ok()
 }
 
-/// Receives what [`send`] has sent.
+/// Receives the sockets of [`send`].
 fn receive(stream: &UnixStream) -> io::Result<Vec<TcpListener>> {
     let mut sockets = Vec::new();
     receive_files(stream, &mut [0], &mut sockets)?;
@@ -152,69 +153,3 @@ fn receive(stream: &UnixStream) -> io::Result<Vec<TcpListener>> {
 const END_LIMIT: Duration = Duration::from_secs(15);
 /// The most sockets of a service that can be taken over.
 const MAX_SOCKETS: usize = 64;
-
-/// The service manager's socket, if a manager wants reports.
-pub(crate) struct Manager(Option<(UnixDatagram, SocketAddr)>);
-
-impl Manager {
-    /// The manager in `NOTIFY_SOCKET`.
-    pub(crate) fn of_environment() -> Manager {
-        Manager(std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
-            let address = match name.as_bytes() {
-                [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
-                _ => SocketAddr::from_pathname(&name),
-            };
-            // Without a socket the service runs without reports; the manager notices that none come.
-            Some((UnixDatagram::unbound().ok()?, address.ok()?))
-        }))
-    }
-
-    /// Reports that start-up or a reload is complete.
-    pub(crate) fn ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={status}"));
-    }
-
-    /// Makes this process the one that the manager follows, when services take over from each other.
-    pub(crate) fn follow(&self, pid: impl std::fmt::Display) {
-        self.tell(&format!("MAINPID={pid}"));
-    }
-
-    /// Reports that a reload has begun; [`Manager::ready`] reports its end.
-    pub(crate) fn reloading(&self) {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
-    }
-
-    /// Reports that the service ends.
-    pub(crate) fn stopping(&self) {
-        self.tell("STOPPING=1\nSTATUS=sending hosts away");
-    }
-
-    fn tell(&self, state: &str) {
-        if let Some((socket, address)) = &self.0 {
-            // If this fails, the manager's own time limit applies.
-            let _ = socket.send_to_addr(state.as_bytes(), address);
-        }
-    }
-}
-
-/// The listening sockets that the service manager has opened (`LISTEN_FDS`).
-///
-/// # Errors
-/// `InvalidArgument`: one of the descriptors is not a listening TCP socket.
-pub(crate) fn inherited() -> Result<Vec<TcpListener>> {
-    let mut sockets = listenfd::ListenFd::from_env();
-    (0..sockets.len())
-        .map(|number| {
-            let refused = || {
-                let message =
-                    format!("socket {number} of the service manager does not listen for TCP");
-                Error::new(ErrorKind::InvalidArgument, message)
-                    .hint("ListenStream= in the socket unit takes HOST:PORT")
-            };
-            let socket = sockets.take_tcp_listener(number);
-            socket.map_err(|error| refused().source(error))?.ok_or_else(refused)
-        })
-        .collect()
-}
