@@ -1,9 +1,13 @@
 //! `dlfs doctor`: checks this machine and, given an address, finds the bottleneck of a training job.
 //!
 //! With an address it connects to the data set or target, reads from it for a few seconds, and examines the path to
-//! it; without one it examines only this machine. Read `load.rs` for the measurements and conclusions, `network.rs`
-//! for the operating system's view of the connection, and `machine.rs` for what SPDK and drives need, and the clock.
+//! it; without an address it examines only this machine.
+//!
+//! `load.rs` measures, and `bound.rs` concludes. `network.rs` has the operating system's view of the connection,
+//! `machine.rs` the needs of SPDK and drives, and `drive.rs` those of one drive.
 
+mod bound;
+mod drive;
 mod load;
 mod machine;
 mod network;
@@ -55,6 +59,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Clone, Serialize)]
 struct Finding {
     check: &'static str,
+    /// True unless something could be better.
     good: bool,
     /// True if the check matters for the data that is read.
     #[serde(skip_serializing_if = "Clone::clone")]
@@ -70,7 +75,7 @@ impl Finding {
         Finding { check, good: true, needed: true, found, remedy: None }
     }
 
-    /// A check that does not matter here, and the reason.
+    /// A check that does not matter for the data that is read, and the reason.
     fn unneeded(check: &'static str, why: &str) -> Finding {
         let found = format!("not needed for what you do: {why}");
         Finding { needed: false, ..Finding::good(check, found) }
@@ -80,7 +85,7 @@ impl Finding {
         Finding { remedy: Some(remedy.into()), good: false, ..Finding::good(check, found) }
     }
 
-    /// The reason why something cannot be examined, in one line, and the hint of the error.
+    /// An error as a finding: the report in one line, with the error's hint as the remedy.
     fn of_error(check: &'static str, error: &dlfs::Error) -> Finding {
         let report = error.report();
         let (found, remedy) =
@@ -109,6 +114,7 @@ pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
     Ok(examined.map(|()| done)?)
 }
 
+/// Prints the findings: each as a line of JSON, or the lines of `report`.
 fn print(
     json: bool,
     findings: &[Finding],
@@ -124,7 +130,10 @@ fn print(
     out.end(Outcome::Done)
 }
 
-/// Adds the findings about an image; an error if it cannot be examined further.
+/// Adds the findings about an image.
+///
+/// # Errors
+/// The image cannot be examined further; a finding has the reason.
 fn examine(
     image: &[Address],
     connect: ConnectOptions,
@@ -162,7 +171,7 @@ fn examine_data(
 ) -> dlfs::Result<()> {
     for address in addresses {
         if let Address::Pcie(address) = address {
-            findings.extend(machine::drive_findings(Path::new("/"), &address.traddr));
+            findings.extend(drive::findings(Path::new("/"), &address.traddr));
         }
     }
     let began = Instant::now();
@@ -185,14 +194,15 @@ fn examine_data(
         let why = "huge pages, locked memory, VFIO and the IOMMU are for spdk: and pcie: addresses";
         findings.push(Finding::unneeded("SPDK", why));
     }
-    findings.push(load::conclusion(&loads, opened.mean_sample_bytes));
+    findings.push(bound::conclusion(&loads, opened.mean_sample_bytes));
     Ok(())
 }
 
 /// The devices at an address, and a description of their content.
 struct Opened {
     devices: Vec<Arc<dyn Device>>,
-    what: String,
+    /// The description of the content.
+    content: String,
     /// The mean length of the samples; `None` unless the devices hold a data set with samples.
     mean_sample_bytes: Option<u64>,
 }
@@ -215,8 +225,8 @@ impl Opened {
         if devices.is_empty() {
             Err(error)
         } else {
-            let what = format!("no data set to open ({error})");
-            Ok(Opened { devices, what, mean_sample_bytes: None })
+            let content = format!("no data set to open ({error})");
+            Ok(Opened { devices, content, mean_sample_bytes: None })
         }
     }
 
@@ -232,8 +242,8 @@ impl Opened {
         let mean_sample_bytes = (count > 0).then(|| bytes / count);
         let of = mean_sample_bytes
             .map_or_else(String::new, |len| format!(" of about {}", out::bytes(len)));
-        let what = format!("{}{of}", out::counted(samples, "sample"));
-        Opened { devices: image.devices().to_vec(), what, mean_sample_bytes }
+        let content = format!("{}{of}", out::counted(samples, "sample"));
+        Opened { devices: image.devices().to_vec(), content, mean_sample_bytes }
     }
 
     fn finding(&self, took: Duration) -> Finding {
@@ -247,7 +257,7 @@ impl Opened {
         };
         let found = format!(
             "{}; opened in {}; {namespaces}, with {} in blocks of {}, engine {}",
-            self.what,
+            self.content,
             out::duration(took),
             out::bytes(namespace.len_bytes()),
             out::binary_size(namespace.block_len_bytes.into()),
@@ -298,6 +308,7 @@ fn report_address(
     lines
 }
 
+/// Parses the duration of a measurement.
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.05..=60.0).contains(&seconds) => Ok(seconds),

@@ -103,6 +103,7 @@ impl HostPort {
         Some(HostPort { host, port, remedy })
     }
 
+    /// `HOST:PORT`.
     fn name(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -134,7 +135,7 @@ impl HostPort {
 }
 
 impl Route {
-    /// Judges the connection's properties for this round trip and rate.
+    /// Checks the connection for this round trip and rate.
     pub(super) fn findings(&self, round_trip: Duration, bytes_per_s: f64) -> Vec<Finding> {
         let buffers = buffers(Path::new("/"), round_trip, bytes_per_s);
         let mtu = mtu(&self.0, bytes_per_s);
@@ -142,16 +143,17 @@ impl Route {
     }
 }
 
+/// Checks the MTU of the route.
 fn mtu(stream: &TcpStream, bytes_per_s: f64) -> Option<Finding> {
     let is_local = stream.peer_addr().ok()?.ip().is_loopback();
     let mtu = match stream.local_addr().ok()? {
         SocketAddr::V4(_) => sockopt::ip_mtu(stream),
         SocketAddr::V6(_) => sockopt::ipv6_mtu(stream),
     };
-    Some(judge_mtu(mtu.ok()?, is_local, bytes_per_s))
+    Some(mtu_finding(mtu.ok()?, is_local, bytes_per_s))
 }
 
-fn judge_mtu(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
+fn mtu_finding(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
     let is_slow = bytes_per_s < FAST_BYTES_PER_S;
     let found = if is_local {
         format!("{mtu} bytes, of this machine's loopback")
@@ -165,6 +167,7 @@ fn judge_mtu(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
     finding("MTU", is_local || mtu > ETHERNET_MTU || is_slow, found, remedy)
 }
 
+/// Checks the congestion control.
 fn congestion(stream: &TcpStream) -> Option<Finding> {
     let name = sockopt::tcp_congestion(stream).ok()?;
     let is_good = !["reno", "vegas"].contains(&&*name);
@@ -236,8 +239,8 @@ mod tests {
 
     #[test]
     fn larger_frames_are_a_matter_of_fast_networks() {
-        assert!(judge_mtu(1500, false, 100e6).good && judge_mtu(1500, true, 9e9).good);
-        assert!(judge_mtu(9000, false, 9e9).good && !judge_mtu(1500, false, 2e9).good);
+        assert!(mtu_finding(1500, false, 100e6).good && mtu_finding(1500, true, 9e9).good);
+        assert!(mtu_finding(9000, false, 9e9).good && !mtu_finding(1500, false, 2e9).good);
     }
 
     #[test]
