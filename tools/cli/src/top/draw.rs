@@ -6,8 +6,9 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
+use super::layout::{self, clipped, width_of};
 use super::report::{Report, Role, Row};
-use super::table::{self, BAD, DIM, SECTIONS, Section, clipped, width_of};
+use super::table::{BAD, DIM, SECTIONS, Section};
 use crate::out::counted;
 
 /// Draws the whole page. Without `has_colour`, only bold, dim and reversed text is used.
@@ -35,7 +36,8 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A process that is a peer besides is counted as the other.
+/// The first line: `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A peer that is also a target or a job counts
+/// only as that.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let rows = &report.rows[0];
     let count = |role| rows.iter().filter(|row| row.role == Some(role)).count() as u64;
@@ -87,7 +89,7 @@ fn sections(view: &View, width: usize) -> Line<'static> {
 /// The keys, or the full names of the marked row.
 fn footer(report: &Report, view: &View, width: usize) -> Line<'static> {
     let marked = view.cursor.and_then(|cursor| {
-        let row = *table::sorted(&report.rows[view.open], view.sort()).get(cursor)?;
+        let row = *layout::sorted(&report.rows[view.open], view.sort()).get(cursor)?;
         let names: Vec<String> = row.values.iter().take(2).map(|value| value.text()).collect();
         let note = row.note.as_ref().map_or("", |(note, _)| note);
         Some(format!(" {}  {note}", names.join("  ")))
@@ -103,6 +105,7 @@ fn footer(report: &Report, view: &View, width: usize) -> Line<'static> {
     ))
 }
 
+/// The line of keys, the longest first: the first that fits is shown.
 const KEYS: [&str; 3] = [
     " q quit  Tab section  s order  p pause  arrows mark  ? help",
     " q quit  Tab section  s order  ? help",
@@ -112,12 +115,12 @@ const KEYS: [&str; 3] = [
 /// The rows of the open section; below the overview, the other tables that fit.
 fn open(report: &Report, view: &mut View, width: usize, room: usize) -> Vec<Line<'static>> {
     let section = view.section();
-    let sorted = table::sorted(&report.rows[view.open], view.sort());
+    let sorted = layout::sorted(&report.rows[view.open], view.sort());
     let first = view.first_row(sorted.len(), room.saturating_sub(1));
     if sorted.is_empty() {
         return vec![Line::default(), Line::from(clipped(&format!(" {}", section.none), width))];
     }
-    let mut lines = table::lines(section, &sorted, width, view.sort());
+    let mut lines = layout::lines(section, &sorted, width, view.sort());
     lines.drain(1..=first);
     if let Some(line) = view.cursor.and_then(|cursor| lines.get_mut(1 + cursor - first)) {
         *line = std::mem::take(line).patch_style(Style::new().add_modifier(Modifier::REVERSED));
@@ -132,12 +135,13 @@ fn open(report: &Report, view: &mut View, width: usize, room: usize) -> Vec<Line
     for (section, rows) in others.filter(|_| view.open == 0) {
         if lines.len() + rows.len() + 2 <= room {
             lines.push(Line::default());
-            lines.extend(table::lines(section, &rows.iter().collect::<Vec<_>>(), width, None));
+            lines.extend(layout::lines(section, &rows.iter().collect::<Vec<_>>(), width, None));
         }
     }
     lines
 }
 
+/// The page of help.
 fn help(width: usize) -> Vec<Line<'static>> {
     HELP.lines().map(|line| Line::from(clipped(line, width))).collect()
 }
@@ -165,7 +169,7 @@ const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-6   another
 pub(super) struct View {
     /// The number of the open section.
     pub(super) open: usize,
-    /// The sorting column of each section.
+    /// The sorting column of each section; `None`: the order of the addresses.
     sorts: [Option<usize>; SECTIONS.len()],
     /// The index of the marked row.
     cursor: Option<usize>,
@@ -223,16 +227,19 @@ impl View {
         self.cursor.map_or(0, |cursor| (cursor + 1).saturating_sub(self.room))
     }
 
+    /// Opens a section.
     fn open(&mut self, section: usize) {
         self.open = section;
         self.cursor = None;
     }
 
+    /// Opens the section that is `by` sections further.
     fn step(&mut self, by: isize) {
         let count = SECTIONS.len() as isize;
         self.open((self.open as isize + by).rem_euclid(count) as usize);
     }
 
+    /// Moves the mark by this many rows; without a mark, to the first or the last row.
     fn move_by(&mut self, by: isize) {
         let Some(last) = self.rows.checked_sub(1) else { return };
         self.cursor = Some(match self.cursor {

@@ -1,8 +1,8 @@
-//! The addresses of metrics, `HOST:PORT` or `http://HOST:PORT/PATH`: the threads that ask them, and the last two
-//! answers of each, or the error.
+//! The addresses of metrics, `HOST:PORT` or `http://HOST:PORT/PATH`. Threads ask them ([`start`]), and [`Fleet`] keeps
+//! the last two answers of each, or the error.
 //!
 //! Requests use HTTP/1.0, so that an answer is never chunked. An answer that is too long, too slow or
-//! incomplete is an error, and delays only its own address. The threads are not joined: they end with the
+//! incomplete is an error, and delays no other address. The threads are not joined: they end with the
 //! process, or when nobody receives their answers.
 //!
 //! [`Fleet`] is pure: time is an argument.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use super::page::{Between, Page, is_restarted};
-use super::report::{Known, Report};
+use super::report::{Answers, Report};
 use crate::net::{connect, left, read_within};
 
 /// The addresses in the order in which they were given.
@@ -26,22 +26,27 @@ pub(super) struct Fleet {
     began: Instant,
 }
 
-/// An address, and what it has answered.
+/// An address with its last answers.
 #[derive(Debug, Default)]
 struct Watched {
     address: String,
     /// The answer before the last one, of the same process or of an earlier one.
     before: Option<(Instant, Page)>,
     last: Option<(Instant, Page)>,
+    /// The failure of the last request, if it has failed.
     failure: Option<Failure>,
-    /// Time of the last failure, which may be over.
+    /// The time at which a request has failed last, even if later ones have succeeded.
     failed_at: Option<Instant>,
+    /// The time of the first answer of the current process, if it is not the first process.
     restarted_at: Option<Instant>,
 }
 
+/// Failed requests of an address without an answer in between.
 #[derive(Debug)]
 struct Failure {
+    /// The reason of the last one.
     why: String,
+    /// The time of the first one.
     since: Instant,
 }
 
@@ -74,13 +79,14 @@ impl Fleet {
         let mut report = Report { interval_seconds, ..Report::default() };
         let late = self.interval + TIME_LIMIT + Duration::from_secs(1);
         for watched in &self.watched {
-            report.add(&watched.known(now, self.began, late));
+            report.add(&watched.answers(now, self.began, late));
         }
         report
     }
 }
 
 impl Watched {
+    /// Takes an answer.
     fn answered(&mut self, at: Instant, page: Page) {
         self.failure = None;
         let last = self.last.take();
@@ -91,6 +97,7 @@ impl Watched {
         self.last = Some((at, page));
     }
 
+    /// Takes the failure of a request that was sent at `asked`.
     fn failed(&mut self, asked: Instant, at: Instant, why: String) {
         self.failed_at = Some(at);
         match &mut self.failure {
@@ -99,16 +106,16 @@ impl Watched {
         }
     }
 
-    fn known(&self, now: Instant, began: Instant, late: Duration) -> Known<'_> {
+    /// The last answers at `now`, for the report. An address that has not answered for `late` counts as failed.
+    fn answers(&self, now: Instant, began: Instant, late: Duration) -> Answers<'_> {
         let error = self.failure.as_ref().map(|failure| (&*failure.why, failure.since));
-        // A request may hang without failing, since looking up a host name has no time limit. So an address that has
-        // not answered for `late` counts as failed.
+        // A request may hang without failing, since looking up a host name has no time limit.
         let last = self.last.as_ref().map_or(began, |(at, _)| *at);
         let error =
             error.or_else(|| (now.saturating_duration_since(last) > late).then_some((LATE, last)));
         let seconds_since = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
         let restarted = self.restarted_at.map(seconds_since);
-        Known {
+        Answers {
             address: &self.address,
             page: self.last.as_ref().map(|(_, page)| page),
             between: if error.is_some() { None } else { self.between() },
@@ -117,6 +124,7 @@ impl Watched {
         }
     }
 
+    /// The comparison of the last two answers.
     fn between(&self) -> Option<Between<'_>> {
         let ((began, before), (at, after)) = self.before.as_ref().zip(self.last.as_ref())?;
         let mut began = *began;
@@ -131,6 +139,7 @@ impl Watched {
 }
 
 const LATE: &str = "no answer so far";
+/// The time for which a restart is shown.
 const RESTART_SHOWN_SECONDS: f64 = 60.0;
 
 /// An answer of an address, from its thread.
@@ -138,8 +147,11 @@ const RESTART_SHOWN_SECONDS: f64 = 60.0;
 pub(super) struct Answer {
     /// The index of the address.
     pub(super) index: usize,
+    /// The time of the request.
     pub(super) asked: Instant,
+    /// The time of the answer, or of the failure.
     pub(super) at: Instant,
+    /// The page, or the reason why there is none.
     pub(super) page: Result<Page, String>,
 }
 
@@ -168,13 +180,14 @@ pub(super) fn start(
     Ok(answers)
 }
 
-/// Asks once; returns the page, or the reason why there is none.
+/// Sends one request; returns the page, or the reason why there is none.
 fn ask(address: &MetricsAddress, until: Instant) -> Result<Page, String> {
     let answer = exchange(address, until).map_err(|error| reason(&error))?;
     let body = body_of(&answer)?;
     Page::parse(body)
 }
 
+/// Sends the request, and receives the whole answer.
 fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
     let stream = connect(address.authority.to_socket_addrs()?, || left(until))?;
     stream.set_write_timeout(Some(left(until)?))?;
@@ -189,6 +202,7 @@ fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
     read_within(&stream, limit, MAX_ANSWER_BYTES, |_| false)
 }
 
+/// An error of the exchange, in words.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {

@@ -1,20 +1,22 @@
 //! `dlfs top`: the current activity of targets and jobs, from the metrics that they serve.
 //!
-//! Pages of metrics go in, tables come out. Threads ask the addresses (`fleet.rs`), `page.rs` parses answers and
-//! compares two of one address, `table.rs` defines the tables and the metric of each column, and `report.rs` makes
-//! the rows. `table.rs` turns them into lines, which `draw.rs` shows on a terminal, with the choices that
-//! the user made by keys, and [`once`] prints.
+//! Pages of metrics go in, tables come out:
+//!
+//! 1. `fleet.rs`: threads ask the addresses for pages.
+//! 2. `page.rs` parses a page, and compares two of one address.
+//! 3. `report.rs` makes the rows of the tables, whose columns `table.rs` defines. Read `table.rs` first.
+//! 4. `layout.rs` makes lines of the rows. [`once`] prints them; `draw.rs` shows them on a terminal, with the choices
+//!    that the user has made by keys.
 //!
 //! Everything but this file and the threads of `fleet.rs` is pure: time and keys are arguments. Every
 //! answer is limited in size and made harmless for the terminal; a slow address does not delay the others.
-//!
-//! Read `table.rs` first.
 //!
 //! The terminal is in raw mode and on its alternate screen while the page is shown. It is restored at the end, also
 //! after a panic or a signal.
 
 mod draw;
 mod fleet;
+mod layout;
 mod page;
 mod report;
 mod table;
@@ -100,13 +102,14 @@ fn print(out: &mut Out, report: &Report) -> Result<(), Failure> {
         if nth > 0 {
             out.line("")?;
         }
-        for line in table::lines(section, &table::sorted(rows, None), usize::MAX / 2, None) {
+        for line in layout::lines(section, &layout::sorted(rows, None), usize::MAX / 2, None) {
             out.line(line.to_string().trim_end())?;
         }
     }
     Ok(())
 }
 
+/// Asks all addresses twice, and reports.
 fn measure(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Report, Failure> {
     let mut fleet = Fleet::new(&addresses, interval, Instant::now());
     let answers = fleet::start(addresses, interval)?;
@@ -135,7 +138,7 @@ Examples:
 /// # Errors
 /// There is no terminal for keys, or the terminal has gone.
 fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Outcome, Failure> {
-    let mut page = Page {
+    let mut page = Screen {
         fleet: Fleet::new(&addresses, interval, Instant::now()),
         answers: fleet::start(addresses, interval)?,
         view: View::default(),
@@ -160,13 +163,16 @@ fn on_terminal<T>(work: impl FnOnce(&mut DefaultTerminal) -> T) -> Result<T, Fai
     worked.map_err(no_terminal)
 }
 
+/// The failure of a terminal that cannot be used.
 fn no_terminal(error: io::Error) -> Failure {
     let failed = Error::new(ErrorKind::Io, "the terminal cannot be used").source(error);
     Failure::Error(failed.hint("--once prints the page as text"))
 }
 
-struct Page {
+/// The page on the terminal.
+struct Screen {
     fleet: Fleet,
+    /// Answers of the threads that ask the addresses.
     answers: Receiver<Answer>,
     view: View,
     /// The report on the screen; while paused, the report at the moment of the pause.
@@ -174,7 +180,8 @@ struct Page {
     has_colour: bool,
 }
 
-impl Page {
+impl Screen {
+    /// Shows the page until the user quits or a signal arrives.
     fn run(&mut self, terminal: &mut DefaultTerminal, stop: &Stop) -> io::Result<()> {
         let mut is_old = true;
         let mut drawn = Instant::now();
@@ -192,7 +199,7 @@ impl Page {
                 terminal.draw(|frame| draw(frame, &self.shown, &mut self.view, self.has_colour))?;
                 (is_old, drawn) = (false, Instant::now());
             }
-            is_old |= wait_for_input(LOOK)?;
+            is_old |= wait_for_input(ANSWER_CHECK_INTERVAL)?;
             while event::poll(Duration::ZERO)? {
                 if let Event::Key(key) = event::read()?
                     && self.view.quits_at(key)
@@ -226,7 +233,8 @@ fn wait_for_input(limit: Duration) -> io::Result<bool> {
 }
 
 /// Interval of checks for answers; a key is handled at once.
-const LOOK: Duration = Duration::from_millis(100);
+const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The longest time between two drawings.
 const REDRAW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! The text comes from any process that listens at an address, so it is bounded, and no text causes a panic.
 //!
-//! No crate is used: those that read the format bring a regular expression or a parser generator, for lines
-//! of a name, labels and a number.
+//! The parser is written by hand: the crates for this format depend on regular expressions or parser generators, and a
+//! line has only a name, labels and a number.
 
 use std::collections::BTreeMap;
 
@@ -83,11 +83,12 @@ impl Page {
 
     /// Returns whether any name begins with `prefix`.
     pub(super) fn has(&self, prefix: &str) -> bool {
-        let mut at = self.families.range(prefix.to_owned()..);
-        at.next().is_some_and(|(name, _)| name.starts_with(prefix))
+        let mut from_prefix = self.families.range(prefix.to_owned()..);
+        from_prefix.next().is_some_and(|(name, _)| name.starts_with(prefix))
     }
 }
 
+/// The series of a name that the page lacks.
 static NONE: Series = BTreeMap::new();
 
 /// Parses `name{label="value",...} number [timestamp] [# exemplar]`.
@@ -141,6 +142,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     }
 }
 
+/// Returns whether a name may have this character.
 fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == ':'
 }
@@ -148,6 +150,7 @@ fn is_name(c: char) -> bool {
 /// The most values of an answer. A process has at most 1,000 series of a metric, and a series of latencies has 28
 /// values.
 const MAX_SERIES: usize = 100_000;
+/// The most labels of a value.
 const MAX_LABELS: usize = 16;
 const NO_END: &str = "the answer ends early: it has no # EOF";
 
@@ -157,6 +160,7 @@ pub(super) struct Between<'a> {
     /// `None` if the process started in between: its counters have grown from 0.
     before: Option<&'a Page>,
     after: &'a Page,
+    /// The time between the pages; if the process started in between, the time since then.
     pub(super) seconds: f64,
 }
 

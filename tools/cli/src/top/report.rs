@@ -1,6 +1,7 @@
 //! Rows of values from the metrics of all addresses, for the terminal, plain text and `--json`.
 //!
-//! A value is unknown if there was only one answer so far, or if the process does not serve the metric.
+//! A value is unknown if it needs a second answer that has not arrived yet, or if the process does not serve the
+//! metric.
 
 use std::collections::BTreeSet;
 
@@ -22,12 +23,13 @@ pub(super) struct Report {
     pub(super) rows: [Vec<Row>; SECTIONS.len()],
 }
 
+/// A row of a section.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Row {
     pub(super) role: Option<Role>,
     /// A value for each column of the section.
     pub(super) values: Vec<Value>,
-    /// A note that replaces all values after the first two.
+    /// A note that replaces all values after the first two, with its style.
     pub(super) note: Option<(String, Style)>,
     /// The style of the first value.
     pub(super) style: Style,
@@ -49,6 +51,7 @@ pub(super) enum Role {
 }
 
 impl Role {
+    /// The name on the page and in JSON.
     pub(super) fn word(self) -> &'static str {
         match self {
             Role::Target => "target",
@@ -60,15 +63,17 @@ impl Role {
     }
 }
 
+/// The value of a column in a row.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(super) enum Value {
     #[default]
     Unknown,
     Number(f64),
-    /// The quantile is in the last bucket, which has no upper limit.
+    /// The lower limit of a quantile in the last bucket, which has no upper limit.
     AtLeast(f64),
     Text(String),
+    /// A state that should be `false`.
     Is(bool),
     Names(Vec<String>),
     /// Shares of the time by cause, the largest first.
@@ -134,36 +139,37 @@ const LOADERS: &str = "(loaders)";
 
 impl Report {
     /// Adds the rows of one address.
-    pub(super) fn add(&mut self, known: &Known) {
-        let roles = known.page.map(roles_of).unwrap_or_default();
+    pub(super) fn add(&mut self, answers: &Answers) {
+        let roles = answers.page.map(roles_of).unwrap_or_default();
         let none = roles.is_empty().then_some(None);
         for role in roles.into_iter().map(Some).chain(none) {
-            self.push(0, &Subject { role, ..Subject::of(known) });
+            self.push(0, &Subject { role, ..Subject::of(answers) });
         }
-        let Some(page) = known.page.filter(|_| known.error.is_none()) else { return };
-        for subsystem in known.values_of(&m::TARGET_CONTROLLERS, "subsystem") {
-            let labelled = Subject::labelled(known, "subsystem", &subsystem);
+        let Some(page) = answers.page.filter(|_| answers.error.is_none()) else { return };
+        for subsystem in answers.values_of(&m::TARGET_CONTROLLERS, "subsystem") {
+            let labelled = Subject::labelled(answers, "subsystem", &subsystem);
             self.push(1, &Subject { role: Some(Role::Target), ..labelled });
         }
         if page.has("dlfs_loader_") {
-            self.push(2, &Subject { role: Some(Role::Job), name: LOADERS, ..Subject::of(known) });
+            self.push(2, &Subject { role: Some(Role::Job), name: LOADERS, ..Subject::of(answers) });
         }
-        let tiers = known.values_of(&m::TIER_CAPACITY_BYTES, "tier");
+        let tiers = answers.values_of(&m::TIER_CAPACITY_BYTES, "tier");
         let origin = (!tiers.is_empty()).then(|| ORIGIN.to_owned());
         for tier in tiers.into_iter().chain(origin) {
-            self.push(3, &Subject::labelled(known, "tier", &tier));
+            self.push(3, &Subject::labelled(answers, "tier", &tier));
         }
         let failed = page.has("dlfs_peer_").then(|| FAILED.to_owned());
         let ranks = page.has("dlfs_store_").then(|| RANKS.to_owned());
-        let nodes = known.values_of(&m::PEER_READS, "node");
+        let nodes = answers.values_of(&m::PEER_READS, "node");
         for node in nodes.into_iter().chain(failed).chain(ranks) {
-            self.push(4, &Subject::labelled(known, "node", &node));
+            self.push(4, &Subject::labelled(answers, "node", &node));
         }
-        for path in known.values_of(&m::HOST_PATH_SESSIONS, "path") {
-            self.push(5, &Subject::labelled(known, "path", &path));
+        for path in answers.values_of(&m::HOST_PATH_SESSIONS, "path") {
+            self.push(5, &Subject::labelled(answers, "path", &path));
         }
     }
 
+    /// Adds the row of a subject to a section.
     fn push(&mut self, section: usize, of: &Subject) {
         let values = SECTIONS[section].columns.iter().map(|column| (column.of)(of)).collect();
         let is_overview = section == 0;
@@ -171,7 +177,7 @@ impl Report {
             role: of.role,
             values,
             note: is_overview.then(|| of.note()).flatten(),
-            style: match of.known.restarted_seconds {
+            style: match of.answers.restarted_seconds {
                 _ if !is_overview => Style::new(),
                 _ if of.error().is_some() => BAD,
                 Some(_) => WARN,
@@ -221,24 +227,26 @@ fn roles_of(page: &Page) -> Vec<Role> {
 
 /// The last answers of one address.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Known<'a> {
+pub(super) struct Answers<'a> {
     pub(super) address: &'a str,
     /// The last answer.
     pub(super) page: Option<&'a Page>,
     /// The last two answers, unless the address does not answer now.
     pub(super) between: Option<Between<'a>>,
-    /// The reason why the address does not answer now, and for how long.
+    /// The reason why the address does not answer now, and the time in seconds since it did.
     pub(super) error: Option<(&'a str, f64)>,
+    /// The time since the process was restarted, if it was recently.
     pub(super) restarted_seconds: Option<f64>,
 }
 
-impl Known<'_> {
+impl Answers<'_> {
     /// Bytes per second from all places that this process reads.
     pub(super) fn all_bytes(&self) -> Option<f64> {
         let places = [&m::TIER_HIT_BYTES, &m::ORIGIN_READ_BYTES, &m::PEER_READ_BYTES];
         places.into_iter().fold(None, |sum, place| plus(sum, self.rate(place, &[])))
     }
 
+    /// The shares of the time that loaders waited, by cause.
     pub(super) fn waits_by_cause(&self) -> Vec<CauseShare> {
         let Some(between) = self.between else { return Vec::new() };
         let by = between.growth_by(&m::LOADER_STALLS_SECONDS, "cause");
@@ -251,7 +259,7 @@ impl Known<'_> {
         shares
     }
 
-    /// The values of a label in the last answer.
+    /// The values of a label in the last answer, sorted, at most [`MAX_ROWS`].
     pub(super) fn values_of(&self, metric: &Metric, label: &str) -> Vec<String> {
         let series = self.page.into_iter().flat_map(|page| page.series(&metric.name()).keys());
         let values = series.filter_map(|labels| labels.value(label));
@@ -269,38 +277,42 @@ impl Known<'_> {
 
 /// The subject of a row: an address in a role, its loaders, or one of its subsystems, tiers or nodes.
 pub(super) struct Subject<'a> {
-    pub(super) known: &'a Known<'a>,
+    pub(super) answers: &'a Answers<'a>,
     pub(super) role: Option<Role>,
+    /// The name in the row, of a subsystem, a tier, a node or a path; otherwise empty, or [`LOADERS`].
     pub(super) name: &'a str,
-    /// The label of the subject's metrics.
+    /// The label, with its value, that the subject's metrics have.
     label: Option<(&'a str, &'a str)>,
 }
 
 impl<'a> Subject<'a> {
-    fn of(known: &'a Known<'a>) -> Subject<'a> {
-        Subject { known, role: None, name: "", label: None }
+    fn of(answers: &'a Answers<'a>) -> Subject<'a> {
+        Subject { answers, role: None, name: "", label: None }
     }
 
-    fn labelled(known: &'a Known<'a>, label: &'a str, name: &'a str) -> Subject<'a> {
-        Subject { name, label: Some((label, name)), ..Subject::of(known) }
+    fn labelled(answers: &'a Answers<'a>, label: &'a str, name: &'a str) -> Subject<'a> {
+        Subject { name, label: Some((label, name)), ..Subject::of(answers) }
     }
 
+    /// The value of a gauge of the subject.
     pub(super) fn gauge(&self, metric: &Metric) -> Option<f64> {
-        self.known.page.and_then(|page| page.sum(metric, self.label.as_slice()))
+        self.answers.page.and_then(|page| page.sum(metric, self.label.as_slice()))
     }
 
+    /// The growth per second of a counter of the subject.
     pub(super) fn rate(&self, metric: &Metric) -> Option<f64> {
-        self.known.rate(metric, self.label.as_slice())
+        self.answers.rate(metric, self.label.as_slice())
     }
 
+    /// The growth of a counter of the subject between the last two answers.
     pub(super) fn growth(&self, metric: &Metric) -> Option<f64> {
-        let between = self.known.between?;
+        let between = self.answers.between?;
         between.growth(metric, self.label.as_slice())
     }
 
-    /// The rate of a metric, in the row with this name only.
+    /// The rate of a metric without labels, in the row with this name only.
     pub(super) fn of_row(&self, name: &str, metric: &Metric) -> Option<f64> {
-        self.known.rate(metric, &[]).filter(|_| self.name == name)
+        self.answers.rate(metric, &[]).filter(|_| self.name == name)
     }
 
     /// The sum of the rates of the metrics for the subject's role: target, reader, or keeper of tiers.
@@ -313,6 +325,7 @@ impl<'a> Subject<'a> {
         metrics.iter().fold(None, |sum, metric| plus(sum, self.rate(metric)))
     }
 
+    /// Bytes per second by role: sent and received by targets, read by readers, hit in tiers.
     pub(super) fn bytes_per_second(&self) -> Option<f64> {
         let of_target: [&Metric; 2] = [&m::TARGET_READ_BYTES, &m::TARGET_WRITTEN_BYTES];
         self.by_role([&of_target, &[&m::READ_BYTES], &[&m::TIER_HIT_BYTES]])
@@ -321,13 +334,13 @@ impl<'a> Subject<'a> {
     /// A gauge of a target that answers.
     pub(super) fn of_target(&self, metric: &Metric) -> Option<f64> {
         let is_target = matches!(self.role, Some(Role::Target | Role::Peer));
-        self.gauge(metric).filter(|_| is_target && self.known.error.is_none())
+        self.gauge(metric).filter(|_| is_target && self.answers.error.is_none())
     }
 
     /// A quantile of latency: for targets from the arrival of a command to its response, otherwise from
     /// submission to completion.
     pub(super) fn latency(&self, quantile: f64) -> Value {
-        let Some(between) = self.known.between else { return Value::Unknown };
+        let Some(between) = self.answers.between else { return Value::Unknown };
         let is_ours = |labels: &Labels| labels.have(self.label.as_slice()) && is_io(labels);
         let is_read = |labels: &Labels| self.name != LOADERS || labels.have(BY_LOADER);
         match self.role {
@@ -341,19 +354,21 @@ impl<'a> Subject<'a> {
         }
     }
 
+    /// The version of dlfs in the process.
     pub(super) fn version(&self) -> Option<&str> {
-        let labels = self.known.page?.series(&m::BUILD.name()).keys().next()?;
+        let labels = self.answers.page?.series(&m::BUILD.name()).keys().next()?;
         labels.value("version")
     }
 
     /// The reason why the address does not answer, or the error in its answer.
     pub(super) fn error(&self) -> Option<&str> {
-        let unknown = self.known.page.filter(|_| self.role.is_none()).map(|_| NOT_DLFS);
-        self.known.error.map(|(why, _)| why).or(unknown)
+        let unknown = self.answers.page.filter(|_| self.role.is_none()).map(|_| NOT_DLFS);
+        self.answers.error.map(|(why, _)| why).or(unknown)
     }
 
+    /// The note in place of values, with its style.
     fn note(&self) -> Option<(String, Style)> {
-        match (self.error(), self.known.error) {
+        match (self.error(), self.answers.error) {
             (_, Some((why, seconds))) => {
                 let why = safe_name(why.as_bytes());
                 Some((format!("no answer for {}: {why}", table::age(seconds)), BAD))
@@ -378,6 +393,7 @@ pub(super) fn plus(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     }
 }
 
+/// The quotient; `None` if a value is unknown or the divisor is 0.
 pub(super) fn ratio(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     a.zip(b).filter(|(_, b)| *b > 0.0).map(|(a, b)| a / b)
 }
@@ -408,7 +424,7 @@ mod tests {
     /// The rows of two pages that are two seconds apart.
     fn report(before: &Page, after: &Page) -> serde_json::Value {
         let mut report = Report::default();
-        report.add(&Known {
+        report.add(&Answers {
             address: "h:1",
             page: Some(after),
             between: Some(Between::new(before, after, 2.0)),
@@ -518,7 +534,7 @@ mod tests {
     fn without_a_second_answer_there_are_no_rates() {
         let first = page(|snapshot| snapshot.count(&TARGET_CONTROLLERS, &["nqn.a"], 2));
         let mut report = Report::default();
-        report.add(&Known {
+        report.add(&Answers {
             address: "h:1",
             page: Some(&first),
             between: None,
