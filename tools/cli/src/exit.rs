@@ -1,7 +1,7 @@
-//! The end of a command: exit codes, error messages, signals.
+//! The end of a command: its result and exit code, error messages, and the signals that stop it.
 //!
-//! Ctrl-C and SIGTERM stop a run in order; a second one ends the process at once. A service survives SIGHUP, and prints
-//! statistics on SIGUSR1.
+//! Ctrl-C and SIGTERM stop a run in order; a second one ends the process at once. A service handles SIGHUP and SIGUSR1
+//! without ending.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -75,6 +75,7 @@ pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "dlfs: {}", safe_text(text));
 }
 
+/// The exit code for an error of this kind.
 fn code_of(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::Corrupt => 3,
@@ -103,13 +104,13 @@ impl From<FormatError> for Failure {
     }
 }
 
-/// An operating system error about one file, as an error of the library.
+/// An error of the operating system about one file, as an error of the library. `doing` says what has failed.
 pub(crate) fn about_file(doing: &'static str, path: impl AsRef<Path>, error: io::Error) -> Error {
     let kind = Error::from(io::Error::from(error.kind())).kind();
     Error::new(kind, doing).path(path.as_ref()).source(error)
 }
 
-/// The bytes of a file, or of standard input for `-`.
+/// The bytes of a file that an option names, or of standard input for `-`. `doing` says what has failed in an error.
 pub(crate) fn read_or_stdin(doing: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = if path == Path::new("-") {
@@ -128,9 +129,9 @@ pub(crate) struct Stop(Arc<AtomicBool>);
 impl Stop {
     /// Makes SIGINT and SIGTERM set the flag from now on; a second one ends the process with exit code 1.
     ///
-    /// The work checks the flag between two steps, and one step may wait for a target that is gone. So if the
-    /// process still runs `grace` after the first signal, another thread calls `last_resort`, which saves or
-    /// removes files, and the process ends with the exit code that it returns.
+    /// The work checks the flag between two steps, and a step may wait for a target that is gone. If the process still
+    /// runs `grace` after the first signal, another thread calls `last_resort`, which saves or removes files, and ends
+    /// the process with the returned exit code.
     ///
     /// # Errors
     /// Errors of the operating system if it refuses a handler or a thread.
@@ -138,16 +139,17 @@ impl Stop {
         grace: Duration,
         last_resort: impl FnOnce() -> Outcome + Send + 'static,
     ) -> Result<Stop> {
-        let wish = Arc::new(AtomicBool::new(false));
+        let requested = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // The order matters: at the first signal, the flag must still be unset.
-            flag::register_conditional_shutdown(signal, 1, wish.clone()).map_err(Error::from)?;
-            flag::register(signal, wish.clone()).map_err(Error::from)?;
+            flag::register_conditional_shutdown(signal, 1, requested.clone())
+                .map_err(Error::from)?;
+            flag::register(signal, requested.clone()).map_err(Error::from)?;
         }
-        let stop = Stop(wish);
-        let told = stop.clone();
+        let stop = Stop(requested);
+        let watched = stop.clone();
         let watcher = move || {
-            while !told.is_set_within(Duration::from_secs(60)) {}
+            while !watched.is_set_within(Duration::from_secs(60)) {}
             thread::sleep(grace);
             std::process::exit(last_resort() as i32);
         };
@@ -164,17 +166,17 @@ impl Stop {
     pub(crate) fn is_set_within(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         while !self.is_set() && Instant::now() < until {
-            thread::sleep(LOOK.min(limit));
+            thread::sleep(CHECK_INTERVAL.min(limit));
         }
         self.is_set()
     }
 }
 
-/// The signals that a service handles without ending: SIGHUP and SIGUSR1, which do not end the process from now on.
+/// Catches SIGHUP and SIGUSR1, which then no longer end the process: a service handles them.
 ///
 /// # Errors
 /// Errors of the operating system if it refuses a handler.
-pub(crate) fn asked_by_signals() -> Result<Signals> {
+pub(crate) fn service_signals() -> Result<Signals> {
     Ok(Signals::new([SIGHUP, SIGUSR1])?)
 }
 
@@ -184,8 +186,8 @@ pub(crate) fn outlive_size_limits() {
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
-/// Interval of checks of the flag.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval of checks of the flag of [`Stop`].
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The grace period of work that takes one batch at a time.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The grace period of commands that write images. They may be killed at any moment and continued.

@@ -23,7 +23,7 @@ pub(crate) fn of_level(command: Command, is_brief: bool) -> Command {
     }
 }
 
-/// As `full`. For `dlfs read`, only the most used options are shown, each with the first clause of its help.
+/// The option in `-h`. Of `dlfs read`, only the most used options are shown, each with the first clause of its help.
 fn brief(arg: Arg, is_read: bool) -> Arg {
     if !is_read {
         return full(arg, is_read);
@@ -35,7 +35,7 @@ fn brief(arg: Arg, is_read: bool) -> Arg {
     arg.help(text[..end].to_owned()).help_heading(None::<&'static str>).hide(!is_common)
 }
 
-/// Hides the option if it is rare.
+/// The option in `--help`: hidden if it is rare.
 fn full(arg: Arg, is_read: bool) -> Arg {
     let id = arg.get_id().as_str();
     let is_rare = is_among(RARE, id) || (is_read && is_among(RARE_IN_READ, id));
@@ -43,8 +43,9 @@ fn full(arg: Arg, is_read: bool) -> Arg {
     arg.hide(is_hidden)
 }
 
+/// Returns whether a list of ids has this one.
 fn is_among(ids: &str, id: &str) -> bool {
-    ids.split_whitespace().any(|own| own == id)
+    ids.split_whitespace().any(|listed| listed == id)
 }
 
 /// The most used options of `dlfs read`.
@@ -57,7 +58,7 @@ const RARE: &str = "
     hostid tls_compat nr_io_queues queue_size keep_alive_tmo ctrl_loss_tmo io_timeout hdr_digest
     data_digest spdk_memory spdk_huge_pages";
 
-/// Rare options of `dlfs read`, which has many.
+/// Options of `dlfs read`, which has many, that only the manual page has.
 const RARE_IN_READ: &str = "
     blocking_exchange bucket_window copy_bandwidth copy_threads cpus deadline dhchap_ctrl_secret
     direct group hidden job lanes lengths links local_rank local_world_size loss_field max_batch
@@ -65,6 +66,7 @@ const RARE_IN_READ: &str = "
     queue_pairs rendezvous_port restart_shares round row_lengths row_pad row_phase row_too_long
     snapshot stop_at_first_failure token_bytes too_long";
 
+/// The end of `dlfs read -h`.
 const MORE: &str = "`dlfs read --help` has more options and examples.";
 
 #[cfg(test)]

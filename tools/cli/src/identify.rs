@@ -1,5 +1,5 @@
-//! Identify data structures as text and as JSON, in the forms of nvme-cli 2.13 to 2.16. Only formats bytes;
-//! asks no target.
+//! Identify data structures as text and as JSON, in the forms of nvme-cli 2.13 to 2.16. Pure: the bytes are an
+//! argument.
 
 use serde_json::{Map, Value, json};
 
@@ -26,11 +26,11 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     let fields = fields(NAMESPACE);
     lines.extend(self::lines(&fields, page, 8));
     let mut object = object(&fields, page);
-    // NLBAF is 0-based; FLBAS gives the format in use.
-    let in_use = usize::from(page[26] & 0xF | (page[26] & 0x60) >> 1);
-    let with_attributes = usize::from(page[25]);
-    let all = usize::from(page[25]) + usize::from(page[82]);
-    let formats = page[128..384].chunks_exact(4).take(all + 1);
+    let in_use = usize::from(page[FLBAS] & 0xF | (page[FLBAS] & 0x60) >> 1);
+    // NLBAF is 0-based. The formats after those with attributes are counted by NULBAF.
+    let last_with_attributes = usize::from(page[NLBAF]);
+    let last = last_with_attributes + usize::from(page[NULBAF]);
+    let formats = page[LBA_FORMATS].chunks_exact(4).take(last + 1);
     let mut list = Vec::new();
     for (number, format) in formats.enumerate() {
         let ms = u16::from_le_bytes([format[0], format[1]]);
@@ -39,8 +39,8 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
         let mark = if number == in_use { "(in use)" } else { "" };
         let rp = if rp == 0 { "0".to_owned() } else { format!("{rp:#x}") }; // as C's %#x
         lines.push(format!("lbaf {number:2} : ms:{ms:<3} lbads:{ds:<2} rp:{rp} {mark}"));
-        if number > with_attributes {
-            continue; // nvme-cli's JSON has only the first kind
+        if number > last_with_attributes {
+            continue; // nvme-cli's JSON lacks these
         }
         list.push(json!({
             "lbaf": number, "ms": ms, "ds": ds, "rp": format[3] & 3,
@@ -48,7 +48,7 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
         }));
     }
     object.insert("lbafs".to_owned(), list.into());
-    object.insert("vs".to_owned(), vendor_specific(&page[384..]).into());
+    object.insert("vs".to_owned(), vendor_specific(&page[LBA_FORMATS.end..]).into());
     (lines, Value::Object(object))
 }
 
@@ -59,7 +59,7 @@ fn vendor_specific(bytes: &[u8]) -> Vec<String> {
     bytes[..end].chunks(16).map(|chunk| chunk.iter().map(shown).collect()).collect()
 }
 
-/// A field: its name, its position, and its form in text and JSON.
+/// A field of a data structure: its name, its position in bytes, and its form in text and JSON.
 ///
 /// | form | value                                                                |
 /// |------|----------------------------------------------------------------------|
@@ -76,8 +76,8 @@ struct Field {
     form: &'static str,
 }
 
-/// The fields of a layout: `NAME:LEN` with the letter of its form, one behind the other. `@OFFSET` is where the next
-/// one begins.
+/// Parses a layout: a list of `NAME:LEN` with the letter of the form. A field begins where the previous one ends, or at
+/// the `@OFFSET` before it.
 fn fields(layout: &'static str) -> Vec<Field> {
     let mut offset = 0;
     let field = |word: &'static str| {
@@ -96,15 +96,18 @@ fn fields(layout: &'static str) -> Vec<Field> {
 }
 
 impl Field {
+    /// The bytes of the field.
     fn bytes<'a>(&self, page: &'a [u8]) -> &'a [u8] {
         &page[self.offset..self.offset + self.len]
     }
 
+    /// The value as a number, of at most 16 bytes, little-endian.
     fn number(&self, page: &[u8]) -> u128 {
         let low_first = self.bytes(page).iter().rev();
         low_first.fold(0, |number, &byte| number << 8 | u128::from(byte))
     }
 
+    /// The value as a string, up to the first NUL.
     fn text(&self, page: &[u8]) -> String {
         let bytes = self.bytes(page);
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
@@ -113,7 +116,7 @@ impl Field {
 
     /// Returns whether nvme-cli shows the field: it shows some fields of namespaces only if NSFEAT.OPTPERF
     /// marks them as valid.
-    fn is_there(&self, page: &[u8]) -> bool {
+    fn is_shown(&self, page: &[u8]) -> bool {
         match self.name {
             "npwg" | "npwa" | "npda" | "nows" => page[NSFEAT] & 0x30 != 0,
             "npdg" => page[NSFEAT] & 0x10 != 0,
@@ -166,17 +169,22 @@ fn lines(fields: &[Field], page: &[u8], width: usize) -> Vec<String> {
         "nsattr" => format!("nsattr\t: {}", field.shown(page)), // nvme-cli has a tab there
         name => format!("{name:<width$}: {}", field.shown(page)),
     };
-    fields.iter().filter(|field| field.is_there(page)).map(line).collect()
+    fields.iter().filter(|field| field.is_shown(page)).map(line).collect()
 }
 
 /// The fields as a JSON object.
 fn object(fields: &[Field], page: &[u8]) -> Map<String, Value> {
-    let fields = fields.iter().filter(|field| field.is_there(page));
+    let fields = fields.iter().filter(|field| field.is_shown(page));
     fields.map(|field| (field.name.to_owned(), field.json(page))).collect()
 }
 
-/// The offset of NSFEAT.
+/// Offsets in Identify Namespace.
 const NSFEAT: usize = 24;
+const NLBAF: usize = 25;
+const FLBAS: usize = 26;
+const NULBAF: usize = 82;
+/// The LBA formats in Identify Namespace, 4 bytes each; the vendor specific bytes follow.
+const LBA_FORMATS: std::ops::Range<usize> = 128..384;
 
 /// Identify Controller.
 const CONTROLLER: &str = "
@@ -214,7 +222,7 @@ fn states(page: &[u8]) -> impl Iterator<Item = &[u8]> {
     page[2048..3072].chunks_exact(32).take(usize::from(page[263]) + 1)
 }
 
-/// The lines of power state `number`.
+/// The lines of text about power state `number`.
 fn power_lines(number: usize, state: &[u8]) -> Vec<String> {
     let watts = |power: u16, scale: u16, digits: usize| {
         format!("{}.{:0digits$}W", power / scale, power % scale)
@@ -267,7 +275,7 @@ fn power_lines(number: usize, state: &[u8]) -> Vec<String> {
     ]
 }
 
-/// The same as a JSON object.
+/// A power state as a JSON object.
 fn power_object(state: &[u8]) -> Value {
     json!({
         "max_power": u16_at(state, 0),

@@ -17,7 +17,7 @@ pub(crate) fn host_and_port(text: &str, usual: u16) -> Option<(String, u16)> {
     (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
 }
 
-/// Connects to the first of the addresses that accepts, each within `limit`.
+/// Connects to the first of the addresses that accepts. `limit` is asked before each attempt for its time limit.
 pub(crate) fn connect(
     addresses: impl Iterator<Item = SocketAddr>,
     limit: impl Fn() -> io::Result<Duration>,
@@ -38,8 +38,8 @@ pub(crate) fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads until the bytes are whole, or the stream ends. `limit` sets the time limit of each read: a peer that sends
-/// byte by byte must not extend the limit of all.
+/// Reads until `are_whole` says so of the bytes, or the stream ends. `limit` is called before each read, and sets its
+/// timeout: a peer that sends byte by byte must not extend the time limit of all.
 ///
 /// # Errors
 /// `InvalidData`: there are more than `most` bytes.

@@ -13,7 +13,7 @@ use dlfs::options::Tiers;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, ImageArgs, MetricsArgs, tiers};
-use crate::exit::{Failure, GRACE_FOR_TIERS, Outcome, Stop, asked_by_signals};
+use crate::exit::{Failure, GRACE_FOR_TIERS, Outcome, Stop, service_signals};
 use crate::log;
 use crate::out::{self, Out};
 
@@ -51,7 +51,7 @@ pub(crate) fn cached(args: CachedArgs) -> Result<Outcome, Failure> {
         return Err(Failure::Usage("name what to keep: --tier ram:20G, for example".to_owned()));
     }
     let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;
-    let mut signals = asked_by_signals()?;
+    let mut signals = service_signals()?;
     let _metrics = args.metrics.serve()?;
     let image = args.image.open_with_tiers(&args.connection, options)?;
     image.check_copies();

@@ -1,6 +1,6 @@
 //! `dlfs catalog`: data sets by name.
 //!
-//! The library's `Catalog` (`src/import/catalog/`) reads and changes catalogues; this file has arguments and output.
+//! `src/import/catalog/` reads and changes catalogues; this file has arguments and output.
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ pub(crate) struct AddArgs {
     /// The image: ADDRESS[,ADDRESS...]
     image: ImageAddress,
     /// Something to note about this version; may be repeated
-    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
     label: Vec<(String, String)>,
     /// An alias that shall point to it
     #[arg(long, value_name = "ALIAS")]
@@ -93,7 +93,8 @@ pub(crate) struct RebuildArgs {
     connection: ConnectionArgs,
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+/// Parses `KEY=VALUE`.
+fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("not KEY=VALUE".to_owned()),
@@ -118,7 +119,7 @@ pub(crate) fn run(action: Action, quiet: bool) -> Result<Outcome, Failure> {
     }
 }
 
-/// A version for programs.
+/// A version as JSON.
 fn as_json(name: &str, version: u64, record: &Record, aliases: &[Alias]) -> Value {
     let aliases = names_of(version, aliases);
     joined(record, json!({"name": name, "version": version, "aliases": aliases}))
@@ -144,6 +145,7 @@ fn list(place: &CatalogPlace, json: bool) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
+/// A version in one line.
 fn in_short(version: u64, record: &Record, aliases: &[Alias]) -> String {
     let names = names_of(version, aliases).join(" @");
     let names = if names.is_empty() { names } else { format!("  @{names}") };
@@ -184,6 +186,7 @@ fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
+/// Prints what the catalogue keeps about a version.
 fn show_record(out: &mut Out, record: &Record) -> Result<(), Failure> {
     let mut line = |label: &str, value: String| {
         if value.is_empty() {
@@ -285,7 +288,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     let since_ns = args.since.unwrap_or(0).saturating_mul(1_000_000_000);
     if args.compare {
         let known = catalog.index(&name.name)?.unwrap_or_default();
-        let differences = known.differences(&found, since_ns, MOST_DIFFERENCES);
+        let differences = known.differences(&found, since_ns, MAX_DIFFERENCES);
         for difference in &differences {
             out.line(format!("index and chunks: {}", out::safe_name(difference.as_bytes())))?;
         }
@@ -309,7 +312,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
 }
 
 /// The most differences to print.
-const MOST_DIFFERENCES: usize = 20;
+const MAX_DIFFERENCES: usize = 20;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -12,7 +12,7 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::service::control::call;
 use crate::service::limits::Limit;
-use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, SetAna, Whole};
+use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, SetAna, SubsystemFilter};
 
 /// Ask a running `dlfs serve --control`, and change it
 ///
@@ -35,9 +35,9 @@ pub(crate) struct CtlArgs {
 #[serde(tag = "method", content = "params", rename_all = "kebab-case")]
 enum Verb {
     /// List the subsystems, with their namespaces and hosts
-    ListSubsys(Whole),
+    ListSubsys(SubsystemFilter),
     /// List the controllers of connected hosts
-    ListHosts(Whole),
+    ListHosts(SubsystemFilter),
     /// Add a namespace; connected hosts are told
     AddNs(AddNamespace),
     /// Remove a namespace; connected hosts are told
@@ -51,7 +51,7 @@ enum Verb {
     /// Limit what a host, a group or a namespace may use, or end its limits if none is given
     Limit(Limit),
     /// Print the counters since the start
-    Stats(Whole),
+    Stats(SubsystemFilter),
     /// Change which lines the service writes to its log
     LogLevel {
         /// The least severe lines that are written

@@ -1,6 +1,9 @@
-//! Commands that change an image or what belongs to it: `dlfs delete` commits a new generation without some samples,
-//! `purge` frees their space, `rebuild` makes the directory from chunk headers alone, `snapshot` saves the directory
-//! to a file, so that jobs need not read it from the image, and `index` makes the indexes of shards beforehand.
+//! Maintenance of images and shards.
+//!
+//! - `dlfs delete` commits a new generation without some samples, and `purge` frees their space.
+//! - `rebuild` makes the directory of a damaged image from chunk headers alone.
+//! - `snapshot` saves the directory to a file, so that jobs need not read it from the image.
+//! - `index` makes the indexes of shards before jobs read them.
 
 use std::path::{Path, PathBuf};
 
@@ -53,7 +56,7 @@ pub(crate) struct DeleteArgs {
 pub(crate) fn delete(args: DeleteArgs) -> Result<Outcome, Failure> {
     let mut names: Vec<Vec<u8>> = args.names.into_iter().map(|name| name.0).collect();
     if let Some(from) = &args.from {
-        names.extend(listed(
+        names.extend(split_names(
             &read_or_stdin("cannot read the names in", from)?,
             if args.null { 0 } else { b'\n' },
         ));
@@ -62,7 +65,7 @@ pub(crate) fn delete(args: DeleteArgs) -> Result<Outcome, Failure> {
     let connect = args.connection.options(true)?;
     let image = &args.image.0;
     let report = if args.ids {
-        dlfs::import::delete_ids(image, &ids(&names)?, &options, &connect)?
+        dlfs::import::delete_ids(image, &parse_ids(&names)?, &options, &connect)?
     } else {
         dlfs::import::delete(image, &names, &options, &connect)?
     };
@@ -79,13 +82,14 @@ pub(crate) fn delete(args: DeleteArgs) -> Result<Outcome, Failure> {
 }
 
 /// The names in `bytes`, each terminated by `end`; the last name may lack the terminator.
-fn listed(bytes: &[u8], end: u8) -> impl Iterator<Item = Vec<u8>> {
+fn split_names(bytes: &[u8], end: u8) -> impl Iterator<Item = Vec<u8>> {
     let names = bytes.strip_suffix(&[end]).unwrap_or(bytes);
     let is_empty = names.is_empty();
     names.split(move |&byte| byte == end).filter(move |_| !is_empty).map(<[u8]>::to_vec)
 }
 
-fn ids(names: &[Vec<u8>]) -> Result<Vec<SampleId>, Failure> {
+/// Parses names as ids.
+fn parse_ids(names: &[Vec<u8>]) -> Result<Vec<SampleId>, Failure> {
     let id = |name: &Vec<u8>| {
         let number = std::str::from_utf8(name).ok().and_then(|name| name.trim().parse().ok());
         let wrong = || Failure::Usage(format!("{:?} is not an id", out::safe_name(name)));
@@ -295,11 +299,14 @@ mod tests {
 
     #[test]
     fn names_end_with_their_line_and_the_last_one_may_lack_it() {
-        let of = |text: &str| listed(text.as_bytes(), b'\n').collect::<Vec<_>>();
+        let of = |text: &str| split_names(text.as_bytes(), b'\n').collect::<Vec<_>>();
         assert_eq!(of(""), Vec::<Vec<u8>>::new());
         assert_eq!(of("a\nb c\n"), [b"a".to_vec(), b"b c".to_vec()]);
         assert_eq!(of("a\n\nb"), [b"a".to_vec(), b"".to_vec(), b"b".to_vec()]);
-        assert_eq!(ids(&[b"7".to_vec(), b" 8".to_vec()]).unwrap(), [SampleId(7), SampleId(8)]);
-        assert!(ids(&[b"-1".to_vec()]).is_err());
+        assert_eq!(
+            parse_ids(&[b"7".to_vec(), b" 8".to_vec()]).unwrap(),
+            [SampleId(7), SampleId(8)]
+        );
+        assert!(parse_ids(&[b"-1".to_vec()]).is_err());
     }
 }

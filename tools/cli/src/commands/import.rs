@@ -57,12 +57,12 @@ use crate::out::{self, Meter, Out, known};
 #[command(after_help = EXAMPLES, override_usage = "dlfs import [OPTIONS] <SOURCE>... <IMAGE>")]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
-    what: WhatArgs,
+    spec: ImportSpec,
 }
 
-/// The source and the destination of an import.
+/// The sources, the destination and the options of an import, which `dlfs import-parts plan` takes, too.
 #[derive(Debug, Args)]
-pub(crate) struct WhatArgs {
+pub(crate) struct ImportSpec {
     /// The sources, then the image. Sources are folders of class folders, tar or TFRecord shards or files of rows (or
     /// a folder of them), or list files with path<TAB>label on each line; `-` is a pipe with a tar archive. Files,
     /// folders and lists may be in a store: s3://BUCKET/KEY, gs://, az://, https://,
@@ -104,7 +104,7 @@ pub(crate) struct WhatArgs {
     columns_key: Option<String>,
     /// Take only this column of FILE, with TYPE int, float, f32, bool or str, or that of its values; several times
     #[arg(long, value_name = "NAME[:TYPE]", requires = "columns", value_parser = parse_column)]
-    column: Vec<Chosen>,
+    column: Vec<ColumnChoice>,
     /// The type of a field, for example emb:f32[768], tokens:u16[*], cls:i64; several times. Files of the field hold
     /// its elements, little-endian, or what =npy or =text behind TYPE says, as the names of .npy and .cls files do.
     /// FIELD:npy takes the type from the first file
@@ -193,12 +193,12 @@ struct OntoArgs {
     force: bool,
 }
 
-/// A column, and its type if that is given.
+/// A column of the file of `--columns`, and the type that it is to have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Chosen(String, Option<ColumnType>);
+struct ColumnChoice(String, Option<ColumnType>);
 
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let ImportArgs { what: args } = args;
+    let ImportArgs { spec: args } = args;
     let (sources, image) = args.places()?;
     let mut progress = progress(quiet)?;
     let began = Instant::now();
@@ -206,15 +206,15 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut options = args.options(&connect)?;
     options.places.cancel = progress.cancel();
     let report = dlfs::import::import(sources, &image.0, &options, &connect, &mut progress)
-        .map_err(say_how_to_go_on)?;
+        .map_err(hint_at_resume)?;
     let time = began.elapsed();
     drop(progress);
-    args.tell_catalog(sources, &image, &report, &connect)?;
+    args.add_to_catalog(sources, &image, &report, &connect)?;
     Out::answer(args.json, &as_json(&report, time), |out| print_report(out, &image, &report, time))
 }
 
-/// Adds a hint how to continue: the written data is kept.
-fn say_how_to_go_on(error: Error) -> Error {
+/// Adds a hint how to continue an import that has failed: the written data is kept.
+fn hint_at_resume(error: Error) -> Error {
     match error.kind() {
         ErrorKind::NoSpace => error.hint(
             "make room, or raise the limit on files (ulimit -f), then run it again with --resume; or begin on a larger \
@@ -227,7 +227,7 @@ fn say_how_to_go_on(error: Error) -> Error {
     }
 }
 
-impl WhatArgs {
+impl ImportSpec {
     /// The sources, and the image, which is the last of the places: clap cannot separate them if options
     /// stand between them.
     ///
@@ -244,7 +244,7 @@ impl WhatArgs {
 
     /// Adds the new generation to the catalogue given by `--catalog`, and to the catalogue of the image's
     /// name.
-    fn tell_catalog(
+    fn add_to_catalog(
         &self,
         sources: &[PathBuf],
         image: &ImageAddress,
@@ -272,7 +272,7 @@ impl WhatArgs {
     /// The library's options for these arguments.
     ///
     /// # Errors
-    /// Errors of reading class names.
+    /// The names of classes cannot be read.
     pub(crate) fn options(&self, connect: &ConnectOptions) -> Result<ImportOptions, Error> {
         let classes = self.classes.as_ref().map(|from| class_names(from, connect)).transpose()?;
         Ok(ImportOptions {
@@ -292,7 +292,11 @@ impl WhatArgs {
             columns: self.columns.as_ref().filter(|_| !self.is_union()).map(|path| ColumnsFrom {
                 path: path.clone(),
                 key: self.columns_key.clone(),
-                only: self.column.iter().map(|Chosen(name, kind)| (name.clone(), *kind)).collect(),
+                only: self
+                    .column
+                    .iter()
+                    .map(|ColumnChoice(name, kind)| (name.clone(), *kind))
+                    .collect(),
             }),
             field_columns: self.field_column.clone(),
             field_types: self.field_type.clone(),
@@ -325,6 +329,7 @@ pub(crate) struct ImportProgress {
     /// The bar of the current stage; `None` before the first.
     meter: Option<Meter>,
     stop: Stop,
+    /// Samples and bytes of the current stage so far.
     samples: u64,
     bytes: u64,
     quiet: bool,
@@ -337,7 +342,7 @@ pub(crate) fn progress(quiet: bool) -> Result<ImportProgress, Error> {
 }
 
 impl ImportProgress {
-    /// Ends a wait for an object store when the command is stopped.
+    /// The cancellation of waits for object stores, when the command is stopped.
     pub(crate) fn cancel(&self) -> Cancel {
         let stop = self.stop.clone();
         Cancel::when(move || stop.is_set())
@@ -374,15 +379,16 @@ impl Progress for ImportProgress {
     }
 }
 
+/// The parser of a kind of sources.
 fn source_kind() -> impl TypedValueParser<Value = SourceKind> {
     PossibleValuesParser::new(SourceKind::ALL.map(SourceKind::name))
         .map(|text| text.parse().expect("these are the names that the library knows"))
 }
 
-fn parse_column(text: &str) -> Result<Chosen, String> {
+fn parse_column(text: &str) -> Result<ColumnChoice, String> {
     match text.rsplit_once(':') {
-        Some((name, kind)) => Ok(Chosen(name.to_owned(), Some(kind.parse()?))),
-        None => Ok(Chosen(text.to_owned(), None)),
+        Some((name, kind)) => Ok(ColumnChoice(name.to_owned(), Some(kind.parse()?))),
+        None => Ok(ColumnChoice(text.to_owned(), None)),
     }
 }
 
@@ -399,6 +405,7 @@ fn parse_chunk_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "not a power of two from 64K to 256M".to_owned())
 }
 
+/// The report as JSON.
 fn as_json(report: &ImportReport, time: Duration) -> Value {
     let bad = |entry: &BadEntry| {
         known(json!({
@@ -451,6 +458,7 @@ fn field_types(report: &ImportReport) -> impl Iterator<Item = (String, String)> 
     report.field_types.iter().map(|(name, kind)| (out::safe_name(name), kind.to_string()))
 }
 
+/// Prints the report as text.
 fn print_report(
     out: &mut Out,
     image: &ImageAddress,
@@ -540,8 +548,10 @@ fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
 
 /// Prints the kinds of files, those with the most bytes first if each file is a sample.
 fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
-    let (shown, others) = match taken.split_at_checked(MOST_SORTS) {
-        Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MOST_SORTS..]),
+    let (shown, others) = match taken.split_at_checked(MAX_EXTENSIONS) {
+        Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => {
+            (shown, &taken[MAX_EXTENSIONS..])
+        }
         _ => (taken, &[][..]),
     };
     for taken in shown {
@@ -581,13 +591,15 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The archive or file that holds an entry, if the entry is within one.
 fn within(entry: &BadEntry) -> Option<String> {
     let path = entry.within.as_ref()?;
     Some(out::safe_name(path.as_os_str().as_bytes()))
 }
 
-/// The lines for file extensions of samples, before one line for all others.
-const MOST_SORTS: usize = 6;
+/// The most lines for extensions of files that are samples; one more line sums up the others.
+const MAX_EXTENSIONS: usize = 6;
+/// The range of `--chunk-size`, in bytes.
 const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
 const EXAMPLES: &str = "\
 Examples:
@@ -626,11 +638,11 @@ mod tests {
             ("a --force -- --b o.dlfs", "a --b | o.dlfs"),
         ] {
             let Line { args } = Line::parse_from(["dlfs"].into_iter().chain(line.split(' ')));
-            let Ok((sources, image)) = args.what.places() else { panic!("{line}") };
+            let Ok((sources, image)) = args.spec.places() else { panic!("{line}") };
             let sources: Vec<_> = sources.iter().map(|source| source.to_string_lossy()).collect();
             assert_eq!(format!("{} | {image}", sources.join(" ")), expected);
         }
-        assert!(Line::parse_from(["dlfs", "a"]).args.what.places().is_err());
+        assert!(Line::parse_from(["dlfs", "a"]).args.spec.places().is_err());
         assert!(Line::try_parse_from(["dlfs", "a", "--no-such", "o.dlfs"]).is_err());
     }
 }

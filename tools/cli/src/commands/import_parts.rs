@@ -13,7 +13,7 @@ use dlfs::import::OnError;
 use dlfs::import::many::{WritePlan, commit_import, import_part, plan_import};
 use dlfs::{Error, ErrorKind};
 
-use super::import::{WhatArgs, progress};
+use super::import::{ImportSpec, progress};
 use crate::args::{ConnectionArgs, DatasetName};
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out};
@@ -36,7 +36,7 @@ pub(crate) enum PartsCommand {
 #[command(override_usage = "dlfs import-parts plan [OPTIONS] <SOURCE>... <IMAGE>")]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
-    what: WhatArgs,
+    spec: ImportSpec,
     /// The number of parts, to be sure: as many as the image has namespaces
     #[arg(long, value_name = "K")]
     parts: Option<usize>,
@@ -92,7 +92,7 @@ pub(crate) fn run(command: PartsCommand, quiet: bool) -> Result<Outcome, Failure
 }
 
 fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let (sources, image) = args.what.places()?;
+    let (sources, image) = args.spec.places()?;
     let image = &image.0;
     if let Some(parts) = args.parts.filter(|parts| *parts != image.len()) {
         let found = out::counted(image.len() as u64, "address");
@@ -101,15 +101,15 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
             .hint("name one namespace for each part: ADDRESS,ADDRESS...")
             .into());
     }
-    if args.what.catalog.is_some() {
+    if args.spec.catalog.is_some() {
         let text = "the image is added to a catalogue when it is committed";
         return Err(Error::new(ErrorKind::InvalidArgument, text)
             .hint("give --catalog to dlfs import-parts commit")
             .into());
     }
     let mut progress = progress(quiet)?;
-    let connect = args.what.connection.options(true)?;
-    let mut options = args.what.options(&connect)?;
+    let connect = args.spec.connection.options(true)?;
+    let mut options = args.spec.options(&connect)?;
     options.places.cancel = progress.cancel();
     let report = plan_import(sources, image, &options, &connect, &args.output, &mut progress)?;
     drop(progress);
@@ -122,7 +122,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
         "parts": report.parts.iter().map(part).collect::<Vec<_>>(),
         "left_out": report.bad.len(),
     });
-    Out::answer(args.what.json, &facts, |out| {
+    Out::answer(args.spec.json, &facts, |out| {
         out.line(format!(
             "planned {} ({}) in {}: {}",
             out.bold(&out::counted(report.samples, "sample")),

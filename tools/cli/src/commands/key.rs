@@ -67,18 +67,19 @@ pub(crate) fn run(command: KeyCommand) -> Result<Outcome, Failure> {
             out.line(secret.to_text().as_str())?;
         }
         KeyCommand::Check { file } => match read_secret(&file) {
-            Ok(secret) => out.line(format!("one key, {}", form(&secret)))?,
-            Err(of_key) => check_others(&mut out, &file, of_key)?,
+            Ok(secret) => out.line(format!("one key, {}", describe_transform(&secret)))?,
+            Err(secret_error) => check_other_file(&mut out, &file, secret_error)?,
         },
     }
     out.end(Outcome::Done)
 }
 
-/// Checks a file without a DH-HMAC-CHAP key; `of_key` is the error of reading it as one.
-fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), Failure> {
+/// Checks a file that has no DH-HMAC-CHAP key: it may have a key of TLS, or be a hosts file. `secret_error` is the
+/// error of reading a DH-HMAC-CHAP key.
+fn check_other_file(out: &mut Out, file: &Path, secret_error: dlfs::Error) -> Result<(), Failure> {
     // A file that is not regular may never end.
     if !std::fs::metadata(file).is_ok_and(|found| found.is_file()) {
-        return Err(of_key.into());
+        return Err(secret_error.into());
     }
     let begins_with = |start: &[u8]| {
         std::fs::read(file).is_ok_and(|text| text.trim_ascii_start().starts_with(start))
@@ -91,32 +92,35 @@ fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), F
         return out.line(format!("one key of TLS, for TLS_{suite}"));
     }
     match read_hosts(file) {
-        Ok(hosts) => {
-            hosts.iter().try_for_each(|(nqn, keys)| out.line(format!("{nqn}: {}", held(keys))))
+        Ok(hosts) => hosts
+            .iter()
+            .try_for_each(|(nqn, keys)| out.line(format!("{nqn}: {}", describe_keys(keys)))),
+        Err(hosts_error) => {
+            Err(if begins_with(b"[[host]]") { hosts_error } else { secret_error }.into())
         }
-        Err(of_hosts) => Err(if begins_with(b"[[host]]") { of_hosts } else { of_key }.into()),
     }
 }
 
-/// The keys that a hosts file holds for a host, in words.
-fn held(keys: &HostKeys) -> String {
+/// The keys of a host in a hosts file, in words.
+fn describe_keys(keys: &HostKeys) -> String {
     let mutual = match keys.ctrl_secret {
         Some(_) => "the target proves itself on demand",
         None => "the target has no key to prove itself with",
     };
     let secrets = format!("{} of the host; {mutual}", counted(keys.secrets.len() as u64, "key"));
-    let of_tls = format!(
+    let tls = format!(
         "{} of TLS, without which it is refused",
         counted(keys.tls_keys.len() as u64, "key")
     );
     match (keys.secrets.is_empty(), keys.tls_keys.is_empty()) {
         (false, true) => secrets,
-        (true, _) => of_tls,
-        (false, false) => format!("{secrets}; {of_tls}"),
+        (true, _) => tls,
+        (false, false) => format!("{secrets}; {tls}"),
     }
 }
 
-fn form(secret: &Secret) -> String {
+/// The transformation of a key, in words.
+fn describe_transform(secret: &Secret) -> String {
     match secret.transform() {
         None => "used as it is".to_owned(),
         Some(hash) => format!("transformed with {hash}"),

@@ -24,6 +24,7 @@ mod serve;
 mod shuffle_report;
 mod stat;
 mod tokens;
+mod verify;
 
 #[cfg(not(feature = "top"))]
 mod without_top;
@@ -50,7 +51,7 @@ use crate::out::Out;
 /// Import a data set onto NVMe namespaces, serve it over NVMe/TCP, and read it in shuffled, verified
 /// batches. `dlfs demo` shows all of it in a few seconds.
 #[derive(Debug, Parser)]
-#[command(name = "dlfs", version = VERSION.as_str(), after_help = EXIT_CODES)]
+#[command(name = "dlfs", version = VERSION.as_str(), after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     /// Print more on stderr; twice for details
     #[arg(short, long, global = true, display_order = 900, action = ArgAction::Count)]
@@ -93,7 +94,7 @@ enum Command {
     Catalog(catalog::Action),
     Export(export::ExportArgs),
     Mount(mount::MountArgs),
-    Verify(stat::VerifyArgs),
+    Verify(verify::VerifyArgs),
     Read(Box<read::ReadArgs>),
     Order(Box<order::OrderArgs>),
     Select(select::SelectArgs),
@@ -142,7 +143,7 @@ impl Cli {
             Command::Catalog(action) => catalog::run(action, quiet),
             Command::Export(args) => export::run(args, quiet),
             Command::Mount(args) => mount::mount_image(args),
-            Command::Verify(args) => stat::verify(args, quiet),
+            Command::Verify(args) => verify::run(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
             Command::Order(args) => order::order(*args),
             Command::Select(args) => select::select(args),
@@ -160,7 +161,8 @@ impl Cli {
     }
 }
 
-const EXIT_CODES: &str = "\
+/// The end of `dlfs --help`.
+const AFTER_HELP: &str = "\
 An IMAGE is ADDRESS[,ADDRESS...] in any order; an ADDRESS is
   a path                                           image file, block device, or a plain folder
   nvme-tcp://HOST[:4420]/NQN[?ns=N]                namespace of an NVMe/TCP target

@@ -25,7 +25,7 @@ use dlfs::target::{AnaState, ServedNamespace, TargetStats};
 use dlfs::units::{Nsid, total};
 
 use crate::args::{ConnectionArgs, ImageAddress, MAX_SHOWN_ADDRESSES, MetricsArgs, PlacementArgs};
-use crate::exit::{Failure, Outcome, Stop, asked_by_signals};
+use crate::exit::{Failure, Outcome, Stop, service_signals};
 use crate::log;
 use crate::out::{self, Out};
 use crate::service::access_log::LogDestination;
@@ -118,7 +118,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         return check(args.config.as_deref().unwrap_or(Path::new("")));
     }
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
-    let mut signals = asked_by_signals()?;
+    let mut signals = service_signals()?;
     let manager = Manager::of_environment();
     // Before other threads create files: opening the control socket changes the umask of the process for a moment.
     let (mut takeover, sockets) = match &args.control {

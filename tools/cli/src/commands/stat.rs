@@ -1,22 +1,18 @@
-//! `dlfs stat` describes an image and its directory, or one sample; `verify` reads and verifies a whole image, and
-//! lists all damage.
-
-use std::time::Instant;
+//! `dlfs stat` describes an image and its directory, or one sample.
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
 use dlfs::Error;
-use dlfs::dataset::{Damage, Image, VerifyOptions, VerifyReport};
+use dlfs::dataset::Image;
 use dlfs::directory::Directory;
 use dlfs::format::Origin;
 use dlfs::units::SampleId;
 
 use super::samples::{find, json_name, json_values};
-use crate::args::{ConnectionArgs, ImageArgs, Name, engines};
+use crate::args::{ConnectionArgs, ImageArgs, Name};
 use crate::exit::{Failure, Outcome};
-use crate::out::{self, Meter, Out, known, safe_name};
-use crate::reading::check_complete;
+use crate::out::{self, Out, known, safe_name};
 
 /// Show facts about an image and its directory, or about one sample
 #[derive(Debug, Args)]
@@ -54,6 +50,7 @@ pub(crate) fn stat(args: StatArgs) -> Result<Outcome, Failure> {
     Out::answer(args.json, &facts, |out| print_sample(out, directory, id))
 }
 
+/// Prints a line for each object of a store that the image was imported from.
 fn list_origins(args: &StatArgs) -> Result<Outcome, Failure> {
     let image = args.image.open(&args.connection)?;
     let mut out = Out::new();
@@ -111,8 +108,8 @@ impl Sums {
     }
 }
 
-/// The hash of the view, if the image was opened through one. Then only the view's samples and bytes are reported.
-fn view(directory: &Directory) -> Option<String> {
+/// The hash of the view, if the image was opened through one. The report is then about the samples of the view.
+fn view_hash(directory: &Directory) -> Option<String> {
     directory.view().map(|mark| format!("{:032x}", u128::from_be_bytes(mark.hash)))
 }
 
@@ -137,10 +134,12 @@ fn parts(directory: &Directory) -> [(&'static str, u64); 9] {
     ]
 }
 
+/// `bytes` divided by the number of samples.
 fn per_sample(directory: &Directory, bytes: u64) -> f64 {
     bytes as f64 / directory.num_samples().max(1) as f64
 }
 
+/// The description of an image as JSON.
 fn image_json(image: &Image, sums: &Sums) -> Value {
     let directory = image.directory();
     let fields = directory.fields();
@@ -201,12 +200,13 @@ fn image_json(image: &Image, sums: &Sums) -> Value {
             "parts": parts(directory).map(part),
         },
     });
-    if let Some(view) = view(directory) {
-        facts["view"] = view.into();
+    if let Some(view_hash) = view_hash(directory) {
+        facts["view"] = view_hash.into();
     }
     facts
 }
 
+/// Prints the description of an image.
 fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure> {
     let directory = image.directory();
     let generation = directory.generation().0;
@@ -223,8 +223,8 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
         ))?;
     }
     out.line(format!("written      {}", out::utc(written(directory))))?;
-    if let Some(view) = view(directory) {
-        out.line(format!("view         {view}"))?;
+    if let Some(view_hash) = view_hash(directory) {
+        out.line(format!("view         {view_hash}"))?;
     }
     let samples = out::count(directory.num_live());
     let deleted = match sums.deleted {
@@ -302,11 +302,13 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
     Ok(())
 }
 
+/// The name of a sample's class, if the image has names of classes.
 fn class(directory: &Directory, id: SampleId) -> Option<String> {
     let label = usize::try_from(directory.label(id)?).ok()?;
     directory.classes().get(label).map(|class| safe_name(class))
 }
 
+/// The description of a sample as JSON.
 fn sample_json(directory: &Directory, id: SampleId) -> Result<Value, Error> {
     let extent = directory.extent(id).expect("the caller found it alive");
     let (name, name_hex) = json_name(&directory.name(id)?.unwrap_or_default());
@@ -328,6 +330,7 @@ fn sample_json(directory: &Directory, id: SampleId) -> Result<Value, Error> {
     Ok(facts)
 }
 
+/// Prints the description of a sample.
 fn print_sample(out: &mut Out, directory: &Directory, id: SampleId) -> Result<(), Failure> {
     let extent = directory.extent(id).expect("the caller found it alive");
     let name = safe_name(&directory.name(id)?.unwrap_or_default());
@@ -346,87 +349,4 @@ fn print_sample(out: &mut Out, directory: &Directory, id: SampleId) -> Result<()
     }
     out.line(format!("             namespace {}, byte {}", extent.namespace, extent.offset_bytes))?;
     out.line(format!("CRC32C       {:08x}", extent.crc32c))
-}
-
-/// Read and verify everything, and list what is damaged
-///
-/// The exit code is 3 if anything is damaged: superblock copies, chunk headers, samples.
-#[derive(Debug, Args)]
-pub(crate) struct VerifyArgs {
-    #[command(flatten)]
-    image: ImageArgs,
-    /// Print the result as one line of JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    connection: ConnectionArgs,
-}
-
-pub(crate) fn verify(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let image = args.image.open(&args.connection)?;
-    let chunks = u64::from(image.directory().num_chunks());
-    let mut meter = Meter::new("verifying", chunks, quiet).counting("chunk");
-    let began = Instant::now();
-    let mut done = 0;
-    let mut bytes = 0;
-    let report = image.verify(&VerifyOptions::default(), &mut |len| {
-        done += 1;
-        bytes += len;
-        meter.update(done, bytes);
-    })?;
-    let time = began.elapsed();
-    drop(meter);
-    if report.damages.is_empty() {
-        check_complete(report.samples, image.directory().num_live())?;
-    }
-    Out::answer(args.json, &verify_json(&report, time.as_secs_f64()), |out| {
-        for damage in &report.damages {
-            out.line(format!("damaged: {}", describe(damage)))?;
-        }
-        let verdict = match report.damages.len() {
-            0 => out.green("no damage"),
-            damages => out.bold(&out::counted(damages as u64, "damage")),
-        };
-        out.line(format!(
-            "{verdict}: {} in {}, {} read in {} ({}, {})",
-            out::counted(report.samples, "sample"),
-            out::counted(report.chunks, "chunk"),
-            out::bytes(report.bytes),
-            out::duration(time),
-            out::rate(report.bytes, time),
-            engines(std::iter::once(&image)),
-        ))
-    })?;
-    Ok(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
-}
-
-fn describe(damage: &Damage) -> String {
-    let place = format!("namespace {} at byte {}", damage.namespace, damage.offset_bytes);
-    match (damage.sample, &damage.name) {
-        (Some(id), Some(name)) => {
-            format!("{} (sample {id}, {place}): {}", out::safe_name(name), damage.what)
-        }
-        (Some(id), None) => format!("sample {id} ({place}): {}", damage.what),
-        _ => format!("{place}: {}", damage.what),
-    }
-}
-
-fn verify_json(report: &VerifyReport, seconds: f64) -> Value {
-    let damage = |damage: &Damage| {
-        known(json!({
-            "id": damage.sample.map(|id| id.0),
-            "name": damage.name.as_deref().map(out::safe_name),
-            "namespace": damage.namespace,
-            "offset_bytes": damage.offset_bytes,
-            "what": damage.what,
-        }))
-    };
-    json!({
-        "verified": report.damages.is_empty(),
-        "samples": report.samples,
-        "bytes": report.bytes,
-        "chunks": report.chunks,
-        "seconds": seconds,
-        "damages": report.damages.iter().map(damage).collect::<Vec<_>>(),
-    })
 }

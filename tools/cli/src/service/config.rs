@@ -21,7 +21,7 @@ use super::limits::{self, LimitArgs, parse_table};
 /// The whole configuration of a service.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServiceConfig {
-    /// The place of the access log, if there is one.
+    /// The destination of the access log, if there is one.
     pub(crate) access_log: Option<LogDestination>,
     pub(crate) subsystems: Vec<SubsystemConfig>,
     /// Limits and weights of hosts and groups.
@@ -45,11 +45,12 @@ pub(crate) struct SubsystemConfig {
     pub(crate) nqn: Nqn,
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) namespaces: Vec<NamespaceConfig>,
+    /// Limits on the use of a namespace by all hosts together.
     pub(crate) namespace_limits: BTreeMap<Nsid, Limits>,
     /// Hosts that may connect without keys.
     pub(crate) allow_hosts: Vec<Nqn>,
     pub(crate) allow_any_host: bool,
-    /// Hosts that must authenticate.
+    /// Hosts that must authenticate or connect inside TLS, with their keys.
     pub(crate) host_keys: BTreeMap<Nqn, HostKeys>,
     pub(crate) require_tls: bool,
     /// The ANA state of the namespaces through this service.
@@ -75,7 +76,7 @@ impl SubsystemConfig {
         self.namespaces.iter().any(|namespace| !namespace.read_only)
     }
 
-    /// The part that only a restart can change, as a string to compare; the rest may change at run time.
+    /// The options that only a restart can change, as a string to compare.
     fn fixed(&self) -> String {
         let SubsystemConfig { listen, allow_any_host, require_tls, pollers, cpus, .. } = self;
         let hosts = (allow_any_host, require_tls);
@@ -96,13 +97,13 @@ impl SubsystemConfig {
     }
 }
 
-/// The contents of the file. Unknown keys are refused.
+/// The file as it is written. Unknown keys are refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     access_log: Option<String>,
     #[serde(default)]
-    subsystem: Vec<FileSubsystem>,
+    subsystem: Vec<SubsystemTable>,
     #[serde(default)]
     host: Vec<Spanned<toml::Table>>,
     #[serde(default)]
@@ -111,11 +112,11 @@ struct File {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileSubsystem {
+struct SubsystemTable {
     nqn: Spanned<Nqn>,
     listen: Spanned<OneOrMore>,
     #[serde(default)]
-    namespace: Vec<FileNamespace>,
+    namespace: Vec<NamespaceTable>,
     #[serde(default)]
     allow_hosts: Vec<Nqn>,
     #[serde(default)]
@@ -133,7 +134,7 @@ struct FileSubsystem {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileNamespace {
+struct NamespaceTable {
     nsid: Spanned<u32>,
     address: Spanned<String>,
     #[serde(default = "yes")]
@@ -148,8 +149,8 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-/// The default of switches that are on.
-pub(super) fn yes() -> bool {
+/// The default of options that are on, for serde.
+pub(super) fn default_true() -> bool {
     true
 }
 
@@ -168,8 +169,8 @@ pub(crate) fn read(path: &Path) -> Result<ServiceConfig> {
 }
 
 fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
-    let reader = Reader { text, path, folder };
-    let file: File = toml::from_str(text).map_err(|error| {
+    let reader = ConfigReader { text, path, folder };
+    let file: ConfigFile = toml::from_str(text).map_err(|error| {
         reader.wrong(error.span().map_or(0, |span| span.start), error.message())
     })?;
     if file.subsystem.is_empty() {
@@ -215,14 +216,16 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     Ok(config)
 }
 
-/// Turns the file into the configuration, with errors that name the line and column.
-struct Reader<'a> {
+/// Turns the tables of a file into the configuration. Errors name the line and column.
+struct ConfigReader<'a> {
     text: &'a str,
     path: &'a Path,
+    /// The folder at which relative paths start.
     folder: &'a Path,
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
+    /// The error `what` at byte `at` of the file.
     fn wrong(&self, at: usize, what: &str) -> Error {
         let before = self.text.get(..at).unwrap_or(self.text);
         let line = before.matches('\n').count() + 1;
@@ -233,7 +236,7 @@ impl Reader<'_> {
         )
     }
 
-    fn subsystem(&self, file: FileSubsystem) -> Result<SubsystemConfig> {
+    fn subsystem(&self, file: SubsystemTable) -> Result<SubsystemConfig> {
         let at = file.nqn.span().start;
         let nqn = file.nqn.into_inner();
         if nqn.as_str() == Nqn::DISCOVERY {
@@ -275,6 +278,7 @@ impl Reader<'_> {
         Ok(subsystem)
     }
 
+    /// Checks which hosts may connect to a subsystem, and how. `at` is the position for errors.
     fn check_hosts(&self, subsystem: &SubsystemConfig, at: usize) -> Result<()> {
         let SubsystemConfig { listen, allow_hosts, host_keys, allow_any_host, .. } = subsystem;
         if *allow_any_host && !allow_hosts.is_empty() {
@@ -321,9 +325,9 @@ impl Reader<'_> {
         texts.iter().map(|text| resolve(text).map_err(|what| self.wrong(at, &what))).collect()
     }
 
-    fn namespace_limits(&self, file: &[FileNamespace]) -> Result<BTreeMap<Nsid, Limits>> {
+    fn namespace_limits(&self, file: &[NamespaceTable]) -> Result<BTreeMap<Nsid, Limits>> {
         let limited = file.iter().filter_map(|file| Some((file, file.limit.as_ref()?)));
-        let limits = |(file, table): (&FileNamespace, &Spanned<toml::Table>)| {
+        let limits = |(file, table): (&NamespaceTable, &Spanned<toml::Table>)| {
             let limits = limits::of_namespace(table.get_ref());
             let limits = limits.map_err(|what| self.wrong(table.span().start, &what))?;
             Ok((Nsid(*file.nsid.get_ref()), limits))
@@ -331,9 +335,9 @@ impl Reader<'_> {
         limited.map(limits).collect()
     }
 
-    fn namespaces(&self, file: Vec<FileNamespace>) -> Result<Vec<NamespaceConfig>> {
+    fn namespaces(&self, file: Vec<NamespaceTable>) -> Result<Vec<NamespaceConfig>> {
         let mut namespaces: Vec<NamespaceConfig> = Vec::new();
-        for FileNamespace { nsid, address, read_only, .. } in file {
+        for NamespaceTable { nsid, address, read_only, .. } in file {
             let at = nsid.span().start;
             let nsid = Nsid(nsid.into_inner());
             if !(1..=MAX_NSID).contains(&nsid.0) {
@@ -373,8 +377,7 @@ pub(crate) fn resolve(listen: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| format!("{listen:?} has no address"))
 }
 
-/// The highest NSID of a service. Hosts are told this number before such a namespace exists, and size tables
-/// by it.
+/// The highest NSID of a service. Hosts learn this number when they connect, and size tables by it.
 pub(crate) const MAX_NSID: u32 = 1024;
 
 #[cfg(test)]

@@ -1,12 +1,17 @@
 //! The control socket: JSON lines over a Unix socket that only its owner can open.
 //!
 //! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the
-//! same `id`, and `result` or `error`. `docs/operations.md` lists the methods. Each client has a thread that
-//! reads its requests and sends their answers; the service's loop carries the requests out, one after the other.
-//! No client delays another. If a client does not take its answer, the service stops reading from it, and closes
-//! it after a while. If there are too many clients, the one that has been silent for longest is closed. If a
-//! request takes long, its answer comes later, and only its own client's next request waits for it. Requests and
-//! answers have a limit in bytes on both sides.
+//! same `id`, and `result` or `error`. `docs/operations.md` lists the methods.
+//!
+//! Each client has a thread that reads requests and sends answers; the service's loop carries the requests out, one
+//! after the other. No client delays another:
+//!
+//! - A client that does not take its answer is closed after [`SEND_LIMIT`]; until then its next request is not read.
+//! - If there are more than [`MAX_CLIENTS`] clients, the one that has been silent for longest is closed. Clients that
+//!   wait for an answer are not.
+//! - A request that takes long delays only the next request of the same client.
+//!
+//! Requests and answers have a limit in bytes on both sides.
 
 use std::fs;
 use std::io::{self, BufRead as _, Read as _, Write as _};
@@ -59,15 +64,15 @@ pub(crate) struct Refused {
     pub(crate) message: String,
 }
 
-/// A reason for the loop of a service to go on.
+/// An event that wakes the loop of a service.
 pub(crate) enum Event {
-    /// A request, and the place of its answer.
+    /// A request, and the channel for its answer.
     Asked(Request, Reply),
-    /// Something else has happened.
+    /// Something else has happened: the loop checks everything.
     Woken,
 }
 
-/// Takes the answer to a request. Dropping it closes the client.
+/// The channel for the answer to a request. Dropping it without an answer closes the client.
 pub(crate) type Reply = Sender<Result<Value>>;
 
 /// The socket of a service. Dropping it removes its file, unless the file has been replaced, and leaves answers that
@@ -80,13 +85,14 @@ pub(crate) struct Control {
     clients: Clients,
 }
 
+/// The connected clients, in the order of their connections.
 type Clients = Arc<Mutex<Vec<Client>>>;
 
 struct Client {
     stream: Arc<UnixStream>,
-    /// Set while its request is carried out.
+    /// Set while a request of the client is carried out.
     waits: bool,
-    /// The time of its last request or answer.
+    /// The time of the last request or answer.
     active: Instant,
 }
 
@@ -113,8 +119,8 @@ impl Control {
         }
         let listener = Arc::new(bind_private(path).map_err(about)?);
         let clients = Clients::default();
-        let its = (Arc::clone(&listener), Arc::clone(&clients));
-        let accept = move || accept(&its.0, &its.1, &events);
+        let shared = (Arc::clone(&listener), Arc::clone(&clients));
+        let accept = move || accept(&shared.0, &shared.1, &events);
         thread::Builder::new().name("dlfs-control".to_owned()).spawn(accept)?;
         Ok(Control { path: path.to_owned(), file: file_of(path), listener, clients })
     }
@@ -146,6 +152,7 @@ impl Drop for Control {
 }
 
 impl Client {
+    /// Shuts the connection down: the thread of the client then ends.
     fn shut(&self, how: Shutdown) {
         let _ = self.stream.shutdown(how); // fails only if the client is gone
     }
@@ -172,9 +179,9 @@ fn accept(listener: &UnixListener, clients: &Clients, events: &Sender<Event>) {
         }
         all.push(Client { stream: Arc::clone(&stream), waits: false, active: Instant::now() });
         drop(all);
-        let of_thread = (Arc::clone(clients), events.clone());
+        let shared = (Arc::clone(clients), events.clone());
         let serve = move || {
-            let (clients, events) = of_thread;
+            let (clients, events) = shared;
             let _ = serve(&stream, &clients, &events); // the client is gone, or takes no answer
             clients.lock().retain(|client| !Arc::ptr_eq(&client.stream, &stream));
         };
@@ -184,13 +191,14 @@ fn accept(listener: &UnixListener, clients: &Clients, events: &Sender<Event>) {
     }
 }
 
-/// Passes the requests of a client on, one after the other, and sends their answers. The client is to be closed when
-/// this returns.
+/// Passes the requests of a client to the service's loop, one after the other, and sends the answers. Returns when the
+/// client is to be closed.
 fn serve(stream: &Arc<UnixStream>, clients: &Clients, events: &Sender<Event>) -> io::Result<()> {
     let note = |waits| {
         let mut clients = clients.lock();
-        let own = clients.iter_mut().find(|client| Arc::ptr_eq(&client.stream, stream));
-        own.into_iter().for_each(|own| (own.waits, own.active) = (waits, Instant::now()));
+        if let Some(client) = clients.iter_mut().find(|it| Arc::ptr_eq(&it.stream, stream)) {
+            (client.waits, client.active) = (waits, Instant::now());
+        }
     };
     stream.set_write_timeout(Some(SEND_LIMIT))?;
     let mut reader = io::BufReader::new(&**stream);
@@ -334,9 +342,9 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 
 /// The most clients at a time.
 pub(super) const MAX_CLIENTS: usize = 16;
-/// The longest request.
+/// The longest request, in bytes without its newline.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// The longest answer, enough for some 50,000 controllers.
+/// The longest answer in bytes, enough for some 50,000 controllers.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Time limit for a client that takes none of its answer.
 const SEND_LIMIT: Duration = Duration::from_secs(10);

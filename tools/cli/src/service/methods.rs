@@ -22,10 +22,10 @@ use super::running::{Running, Service};
 use super::takeover;
 use crate::log;
 
-/// The subsystem of a request.
+/// The subsystem that a list or the counters are about.
 #[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Whole {
+pub(crate) struct SubsystemFilter {
     /// The subsystem [default: all]
     #[arg(long, value_name = "NQN")]
     subsystem: Option<Nqn>,
@@ -43,7 +43,7 @@ pub(crate) struct AddNamespace {
     nsid: Option<u32>,
     /// Let hosts write to it
     #[arg(long = "writable", action = ArgAction::SetFalse)]
-    #[serde(default = "super::config::yes")]
+    #[serde(default = "super::config::default_true")]
     read_only: bool,
     /// The subsystem [default: the only one]
     #[arg(long, value_name = "NQN")]
@@ -56,6 +56,7 @@ fn absolute(address: &str) -> Result<String, String> {
     Ok(parse_address(address, &folder)?.to_string())
 }
 
+/// The namespace to remove, and its subsystem.
 #[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RemoveNamespace {
@@ -67,6 +68,7 @@ pub(crate) struct RemoveNamespace {
     subsystem: Option<Nqn>,
 }
 
+/// The host to add or to drop, and the subsystem.
 #[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OneHost {
@@ -127,7 +129,7 @@ impl Service {
         }
     }
 
-    fn list_subsystems(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+    fn list_subsystems(&self, SubsystemFilter { subsystem }: &SubsystemFilter) -> Result<Value> {
         let limits = self.limiter.rules().namespaces;
         let describe = |running: &Running| {
             let namespaces = running.target.namespaces().into_iter().map(|served| {
@@ -160,7 +162,7 @@ impl Service {
         Ok(self.selected(subsystem.as_ref())?.into_iter().map(describe).collect())
     }
 
-    fn list_hosts(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+    fn list_hosts(&self, SubsystemFilter { subsystem }: &SubsystemFilter) -> Result<Value> {
         let connected = |running: &Running| -> Vec<Value> {
             let nqn = running.config.nqn.clone();
             let usage = self.limiter.usage(&nqn).into_iter();
@@ -284,7 +286,7 @@ impl Service {
         Ok(json!({ "ana": state.name() }))
     }
 
-    fn stats(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+    fn stats(&self, SubsystemFilter { subsystem }: &SubsystemFilter) -> Result<Value> {
         let count = |running: &Running| -> Value {
             let counters =
                 counters(&running.target.stats()).map(|(name, count)| (name, json!(count)));

@@ -26,13 +26,13 @@ pub(crate) struct Opened {
 
 /// Everything that a reload needs, prepared in advance.
 pub(crate) struct Prepared {
-    subsystems: Vec<Ready>,
+    subsystems: Vec<PreparedSubsystem>,
     access_log: Option<LogOutput>,
 }
 
 /// A subsystem's part of a reload, prepared in advance.
 #[allow(clippy::large_enum_variant)] // a few of them live as long as a reload
-enum Ready {
+enum PreparedSubsystem {
     /// A new subsystem, which admits no host yet.
     New(Running),
     /// An existing subsystem, which gains these namespaces.
@@ -71,8 +71,8 @@ impl Service {
         config.namespaces.iter().filter(|namespace| !present.contains(namespace))
     }
 
-    /// Prepares everything to become `new`, without visible effect. `opened` has the namespaces that were
-    /// missing; `place` is the access log's new place.
+    /// Prepares everything to become `new`, without visible effect. `opened` has the namespaces that were missing;
+    /// `destination` is the new destination of the access log.
     ///
     /// # Errors
     /// Errors of listening, of starting a target, and of opening the access log. After an error nothing has
@@ -81,23 +81,26 @@ impl Service {
         &mut self,
         new: &ServiceConfig,
         mut opened: Vec<Opened>,
-        place: Option<&LogDestination>,
+        destination: Option<&LogDestination>,
     ) -> Result<Prepared> {
         let mut subsystems = Vec::new();
         for config in &new.subsystems {
             let added: BTreeSet<u32> = self.not_served(config).map(|added| added.nsid.0).collect();
-            let its = opened.extract_if(.., |opened| opened.nqn == config.nqn);
-            let its: Vec<Opened> = its.filter(|o| added.contains(&o.config.nsid.0)).collect();
+            let gained = opened.extract_if(.., |opened| opened.nqn == config.nqn);
+            let gained: Vec<Opened> =
+                gained.filter(|opened| added.contains(&opened.config.nsid.0)).collect();
             subsystems.push(match self.find_mut(&config.nqn) {
-                Some(running) => running.prepare(config.clone(), its)?,
+                Some(running) => running.prepare(config.clone(), gained)?,
                 None => {
-                    let served = its.into_iter().map(|opened| opened.served).collect();
-                    Ready::New(self.build(config.clone(), served, |options| options.hold = true)?)
+                    let served = gained.into_iter().map(|opened| opened.served).collect();
+                    PreparedSubsystem::New(
+                        self.build(config.clone(), served, |options| options.hold = true)?,
+                    )
                 }
             });
         }
         // Last, since it may leave an empty file behind.
-        let access_log = self.next_access_log(place)?;
+        let access_log = self.next_access_log(destination)?;
         Ok(Prepared { subsystems, access_log })
     }
 
@@ -111,96 +114,98 @@ impl Service {
         if let Some(output) = access_log {
             self.switch_access_log(output);
         }
-        let mut news = Vec::new();
+        let mut changes = Vec::new();
         let is_gone =
             |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
         while let Some(number) = self.subsystems.iter().position(is_gone) {
             let gone = self.subsystems.remove(number);
-            news.push(format!("subsystem {} ends", gone.config.nqn));
+            changes.push(format!("subsystem {} ends", gone.config.nqn));
             self.begin_to_end(gone)?;
         }
         for ready in subsystems {
             match ready {
-                Ready::New(running) => {
-                    news.push(format!("subsystem {} begins", running.config.nqn));
+                PreparedSubsystem::New(running) => {
+                    changes.push(format!("subsystem {} begins", running.config.nqn));
                     // Ends the hold: from now on hosts are admitted.
                     running.target.set_allowed_hosts(running.config.allow_hosts.clone());
                     self.add(running);
                 }
-                Ready::Gains(config, namespaces) => {
+                PreparedSubsystem::Gains(config, namespaces) => {
                     // Only this thread removes subsystems, so it is found.
                     let Some(running) = self.find_mut(&config.nqn) else { continue };
-                    running.commit(config, namespaces, &mut news)?;
+                    running.commit(config, namespaces, &mut changes)?;
                 }
             }
         }
         if self.limiter.rules() != new.rules() {
             self.limiter.set(new.rules());
-            news.push("limits of hosts or namespaces change".to_owned());
+            changes.push("limits of hosts or namespaces change".to_owned());
         }
         // The keys were read again, whether or not they differ.
-        if news.is_empty() {
+        if changes.is_empty() {
             let text = "no subsystem, namespace or host has changed; keys are as the files say";
-            news.push(text.to_owned());
+            changes.push(text.to_owned());
         }
-        Ok(news.join("; "))
+        Ok(changes.join("; "))
     }
 }
 
 impl Running {
-    fn prepare(&mut self, new: SubsystemConfig, opened: Vec<Opened>) -> Result<Ready> {
+    /// Prepares to become `new`, with the open namespaces that the subsystem gains.
+    fn prepare(&mut self, new: SubsystemConfig, opened: Vec<Opened>) -> Result<PreparedSubsystem> {
         self.target.prepare_host_keys(&new.host_keys)?;
         let prepared = opened.into_iter().map(|Opened { config, served, .. }| {
             let prepared = self.target.prepare_namespace(served);
             Ok((config, prepared.map_err(|error| of_subsystem(&new.nqn, error))?))
         });
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
-        Ok(Ready::Gains(new, prepared))
+        Ok(PreparedSubsystem::Gains(new, prepared))
     }
 
+    /// Applies what was prepared, and adds descriptions of the changes.
     fn commit(
         &mut self,
         new: SubsystemConfig,
         namespaces: Vec<(NamespaceConfig, PreparedNamespace)>,
-        news: &mut Vec<String>,
+        changes: &mut Vec<String>,
     ) -> Result<()> {
         let nqn = new.nqn.clone();
         let is_gone = |namespace: &&NamespaceConfig| !new.namespaces.contains(namespace);
         let gone: Vec<_> = self.config.namespaces.iter().filter(is_gone).cloned().collect();
         for gone in gone {
             self.remove_namespace(gone.nsid)?;
-            news.push(format!("{nqn} loses namespace {}", gone.nsid.0));
+            changes.push(format!("{nqn} loses namespace {}", gone.nsid.0));
         }
         let before = self.hosts();
         self.target.set_host_keys(new.host_keys.clone())?;
         self.target.set_allowed_hosts(new.allow_hosts.clone());
         if new.ana != self.config.ana {
             self.set_ana(new.ana)?;
-            news.push(format!("{nqn} is {}", new.ana));
+            changes.push(format!("{nqn} is {}", new.ana));
         }
-        let wanted = new.namespaces.clone();
-        let namespaces_left = std::mem::take(&mut self.config.namespaces);
-        self.config = SubsystemConfig { namespaces: namespaces_left, ..new };
+        let namespaces_of_file = new.namespaces.clone();
+        let remaining = std::mem::take(&mut self.config.namespaces);
+        self.config = SubsystemConfig { namespaces: remaining, ..new };
         let after = self.hosts();
         for host in before.difference(&after) {
             self.note("host-removed", json!({ "host": host }));
-            news.push(format!("{nqn} no longer lists {host}"));
+            changes.push(format!("{nqn} no longer lists {host}"));
         }
         for host in self.unlisted(&after) {
             let ended = self.target.disconnect(&host);
-            news.push(format!("{nqn} disconnects {host} ({ended} controllers)"));
+            changes.push(format!("{nqn} disconnects {host} ({ended} controllers)"));
         }
         for host in after.difference(&before) {
             self.note("host-added", json!({ "host": host }));
-            news.push(format!("{nqn} lists {host}"));
+            changes.push(format!("{nqn} lists {host}"));
         }
         // Last, so that a host that is no longer allowed never sees them.
         for (config, prepared) in namespaces {
-            news.push(format!("{nqn} gains namespace {}", config.nsid.0));
+            changes.push(format!("{nqn} gains namespace {}", config.nsid.0));
             self.target.add_prepared(prepared)?;
             self.namespace_added(config);
         }
-        self.config.namespaces = wanted;
+        self.config.namespaces = namespaces_of_file; // in the order of the file
         Ok(())
     }
 
@@ -215,6 +220,7 @@ impl Running {
     }
 }
 
+/// An error of a namespace, with the name of its subsystem.
 fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
     let kind = error.kind();
     Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)

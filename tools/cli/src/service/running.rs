@@ -32,14 +32,16 @@ pub(crate) struct Service {
     pub(super) draining: Vec<(Running, Instant)>,
     /// Removed subsystems whose targets are ending.
     ending: Vec<(Nqn, JoinHandle<()>)>,
+    /// The options for opening namespaces.
     pub(crate) connect: ConnectOptions,
     /// Limits of the hosts and namespaces of all subsystems.
     pub(crate) limiter: Limiter,
-    /// Sockets that the service manager has opened.
+    /// Sockets of the service manager, or of the service that this one replaces.
     inherited: Vec<TcpListener>,
     access: Option<AccessLog>,
+    /// Set once all hosts are being sent away.
     is_draining: bool,
-    /// Services that take over, which wait for this one's end.
+    /// The services that take over. The streams close when this process ends, which tells them.
     pub(super) successors: Vec<UnixStream>,
 }
 
@@ -56,17 +58,17 @@ pub(crate) struct Running {
 }
 
 impl Service {
-    /// A service without subsystems. `connect` holds the options for opening namespaces; `place` is the place
-    /// of the access log.
+    /// A service without subsystems. `connect` has the options for opening namespaces, `inherited` the sockets of the
+    /// service manager or of the service that this one replaces; `destination` is that of the access log.
     ///
     /// # Errors
     /// Errors of opening the access log.
     pub(crate) fn new(
         connect: ConnectOptions,
         inherited: Vec<TcpListener>,
-        place: Option<&LogDestination>,
+        destination: Option<&LogDestination>,
     ) -> Result<Service> {
-        let access = place.map(AccessLog::open).transpose()?;
+        let access = destination.map(AccessLog::open).transpose()?;
         let service = Service {
             subsystems: Vec::new(),
             draining: Vec::new(),
@@ -92,14 +94,14 @@ impl Service {
     /// Opens the access log's next output, if there is a log: the current file may have been moved away.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is a log but no place for it, or a place but no log. Otherwise errors of the
+    /// `InvalidArgument`: there is a log but no destination, or a destination but no log. Otherwise errors of the
     /// operating system.
     pub(crate) fn next_access_log(
         &self,
-        place: Option<&LogDestination>,
+        destination: Option<&LogDestination>,
     ) -> Result<Option<LogOutput>> {
-        match (&self.access, place) {
-            (Some(_), Some(place)) => place.open().map(Some),
+        match (&self.access, destination) {
+            (Some(_), Some(destination)) => destination.open().map(Some),
             (None, None) => Ok(None),
             (Some(_), None) | (None, Some(_)) => {
                 let message = "an access log begins and ends with the service";
@@ -162,8 +164,9 @@ impl Service {
     fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
         let running = self.subsystems.iter().flat_map(|running| &running.listeners);
         let mut known = running.chain(&self.inherited);
-        let is_it = |socket: &&TcpListener| socket.local_addr().is_ok_and(|local| local == address);
-        match known.find(is_it) {
+        let listens_there =
+            |socket: &&TcpListener| socket.local_addr().is_ok_and(|local| local == address);
+        match known.find(listens_there) {
             Some(socket) => Ok(socket.try_clone()?),
             None => dlfs::target::listen(address),
         }
@@ -184,6 +187,7 @@ impl Service {
         Ok(())
     }
 
+    /// The running subsystem of this name.
     pub(crate) fn find(&self, nqn: &Nqn) -> Option<&Running> {
         self.subsystems.iter().find(|running| running.config.nqn == *nqn)
     }
@@ -254,6 +258,56 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Begins to end a subsystem that the service no longer contains.
+    ///
+    /// # Errors
+    /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
+    pub(super) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
+        let left = running.leave();
+        self.draining.push((running, Instant::now() + DRAIN_LIMIT));
+        left
+    }
+
+    /// Advances all subsystems that are ending.
+    pub(super) fn step_leaving(&mut self) {
+        let now = Instant::now();
+        let is_over = |(running, until): &mut (Running, Instant)| {
+            running.target.is_drained() || now >= *until
+        };
+        let over: Vec<_> = self.draining.extract_if(.., is_over).collect();
+        over.into_iter().for_each(|(running, _)| self.cut_off(running));
+        let gone: Vec<_> = self.ending.extract_if(.., |(_, thread)| thread.is_finished()).collect();
+        for (nqn, _) in gone {
+            self.note_end(&nqn);
+            log::say(&format!("subsystem {nqn} has ended"));
+        }
+    }
+
+    /// Ends the target of a subsystem on a thread, and disconnects the remaining hosts.
+    fn cut_off(&mut self, running: Running) {
+        let nqn = running.config.nqn.clone();
+        let late = running.target.connected().len();
+        if late > 0 {
+            let limit = DRAIN_LIMIT.as_secs();
+            log::say(&format!(
+                "subsystem {nqn}: {late} controllers were not gone after {limit} s and are cut off"
+            ));
+        }
+        let end = move || running.target.stop();
+        match thread::Builder::new().name("dlfs-serve-end".to_owned()).spawn(end) {
+            Ok(thread) => self.ending.push((nqn, thread)),
+            Err(_) => self.note_end(&nqn), // its target has ended on this thread
+        }
+    }
+
+    /// Writes the line about a subsystem that has ended to the access log.
+    fn note_end(&self, nqn: &Nqn) {
+        let note = |access: &AccessLog| access.note("subsystem-removed", Some(nqn), Value::Null);
+        self.access.iter().for_each(note);
+    }
+}
+
 impl Running {
     /// Writes a line about the subsystem to the access log.
     pub(crate) fn note(&self, event: &str, more: Value) {
@@ -261,6 +315,7 @@ impl Running {
         self.access.iter().for_each(|access| access.note(event, nqn, more.clone()));
     }
 
+    /// Writes the line about a new namespace to the access log.
     fn note_namespace(&self, served: &ServedNamespace) {
         let namespace = served.device.namespace();
         let more = json!({
@@ -285,6 +340,7 @@ impl Running {
         self.config.namespaces.push(config);
     }
 
+    /// Removes a namespace from the target and from the configuration, and logs it.
     pub(crate) fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
         self.target.remove_namespace(nsid)?;
         self.note("namespace-removed", json!({ "nsid": nsid }));
@@ -352,52 +408,3 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
 
 /// Time limit for hosts to leave.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-
-impl Service {
-    /// Begins to end a subsystem that the service no longer contains.
-    ///
-    /// # Errors
-    /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
-    pub(super) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
-        let left = running.leave();
-        self.draining.push((running, Instant::now() + DRAIN_LIMIT));
-        left
-    }
-
-    /// Advances all subsystems that are ending.
-    pub(super) fn step_leaving(&mut self) {
-        let now = Instant::now();
-        let is_over = |(running, until): &mut (Running, Instant)| {
-            running.target.is_drained() || now >= *until
-        };
-        let over: Vec<_> = self.draining.extract_if(.., is_over).collect();
-        over.into_iter().for_each(|(running, _)| self.cut_off(running));
-        let gone: Vec<_> = self.ending.extract_if(.., |(_, thread)| thread.is_finished()).collect();
-        for (nqn, _) in gone {
-            self.note_end(&nqn);
-            log::say(&format!("subsystem {nqn} has ended"));
-        }
-    }
-
-    /// Ends the target of a subsystem on a thread, and disconnects the remaining hosts.
-    fn cut_off(&mut self, running: Running) {
-        let nqn = running.config.nqn.clone();
-        let late = running.target.connected().len();
-        if late > 0 {
-            let limit = DRAIN_LIMIT.as_secs();
-            log::say(&format!(
-                "subsystem {nqn}: {late} controllers were not gone after {limit} s and are cut off"
-            ));
-        }
-        let end = move || running.target.stop();
-        match thread::Builder::new().name("dlfs-serve-end".to_owned()).spawn(end) {
-            Ok(thread) => self.ending.push((nqn, thread)),
-            Err(_) => self.note_end(&nqn), // its target has ended on this thread
-        }
-    }
-
-    fn note_end(&self, nqn: &Nqn) {
-        let note = |access: &AccessLog| access.note("subsystem-removed", Some(nqn), Value::Null);
-        self.access.iter().for_each(note);
-    }
-}
