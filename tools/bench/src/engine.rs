@@ -21,7 +21,7 @@ use dlfs::format::superblock_set::SuperblockCopies;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{self, Completion, ConnectOptions, Device, Direct, Io, Namespace, QueuePair};
 
-use crate::job::{Engine, Job, word};
+use crate::job::{Engine, Job, name_of_value};
 use crate::workload::Random;
 
 /// An opened target, from which each job's thread makes its own queue pair.
@@ -125,7 +125,10 @@ pub(crate) fn check_name(job: &Job) -> Result<(), String> {
 /// `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
 pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     let text = if name.trim_start().starts_with("trtype=") {
-        name.split_whitespace().map(|word| word.replacen('=', ":", 1)).collect::<Vec<_>>().join(" ")
+        name.split_whitespace()
+            .map(|name_of_value| name_of_value.replacen('=', ":", 1))
+            .collect::<Vec<_>>()
+            .join(" ")
     } else {
         name.to_owned()
     };
@@ -196,7 +199,10 @@ fn device(
     };
     let is_there = match (address, job.ioengine) {
         (Address::Objects(_) | Address::Named(_), _) | (Address::Path(_), Engine::Spdk) => {
-            return Err(format!("{name} is no namespace for ioengine={}", word(job.ioengine)));
+            return Err(format!(
+                "{name} is no namespace for ioengine={}",
+                name_of_value(job.ioengine)
+            ));
         }
         (Address::Path(path), _) => {
             let found = path.metadata().ok();
@@ -225,7 +231,7 @@ fn device(
     }
     let device = open(writable)?;
     if writable && device.namespace().read_only {
-        return Err(format!("{name} is read-only, and rw={} writes", word(job.rw)));
+        return Err(format!("{name} is read-only, and rw={} writes", name_of_value(job.rw)));
     }
     Ok(device)
 }

@@ -1,17 +1,21 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `request` parses the request. `run` runs the jobs, each in a thread that reads samples, or executes the loop of
-//! `worker` over a queue pair of `engine`. `workload` generates the blocks, `stats` counts, `output` prints.
-//! Only the result goes to its stream; messages go to standard error, and there are none on success.
+//! `request.rs` parses the request. `run.rs` runs each job in a thread: one that reads a data set (`samples.rs`), or
+//! the loop of `worker.rs` over a queue pair of `engine.rs`. `workload.rs` generates the blocks, `stats.rs` counts,
+//! `output.rs` prints. Only the result goes to its stream; messages go to standard error, and there are none on
+//! success.
 //!
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
 mod engine;
 mod job;
+mod job_file;
 mod output;
 mod request;
 mod run;
+mod samples;
 mod stats;
+mod values;
 mod worker;
 mod workload;
 
@@ -21,7 +25,7 @@ use std::sync::atomic::Ordering;
 use dlfs::report::text::safe_text;
 
 use crate::output::{Entry, Output};
-use crate::request::{Asked, Request, parse, request_of_text};
+use crate::request::{Action, Request, parse, request_of_text};
 
 /// Runs the command with its arguments, without the program's name; returns the exit code.
 ///
@@ -29,8 +33,8 @@ use crate::request::{Asked, Request, parse, request_of_text};
 /// A sentence for the user; exit code 1, like fio's.
 pub fn command(arguments: &[OsString]) -> Result<u8, String> {
     match parse(arguments)? {
-        Asked::Run(request) => run_jobs(&request),
-        Asked::Print(text) => output::print(&text).map(|()| 0),
+        Action::Run(request) => run_jobs(&request),
+        Action::Print(text) => output::print(&text).map(|()| 0),
     }
 }
 

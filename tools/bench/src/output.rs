@@ -8,9 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use crate::job::{Engine, Job, Pattern, word};
+use crate::job::{Engine, Job, Pattern, name_of_value};
 use crate::request::{Format, Given, Request};
-use crate::run::{SampleFigures, Task};
+use crate::run::Task;
+use crate::samples::SampleFigures;
 use crate::stats::{CALLS, DIRECTIONS, Direction, LEVELS, Latency, Stats, Summary, ratio, summary};
 
 /// The program's version; tools look for `fio-3`.
@@ -33,9 +34,11 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
 /// The figures of one job, or of a group of jobs.
 #[derive(Debug)]
 pub(crate) struct Entry {
+    /// The job, or the first one of the group.
     pub(crate) job: Arc<Job>,
+    /// The reporting group.
     pub(crate) group: usize,
-    /// The number of jobs in it.
+    /// The number of jobs in the entry.
     pub(crate) jobs: usize,
     pub(crate) stats: Stats,
 }
@@ -46,8 +49,8 @@ impl Entry {
     }
 }
 
-/// Merges the jobs of a group that are reported together.
-fn together(entries: Vec<Entry>) -> Vec<Entry> {
+/// Merges the jobs of each group with `group_reporting`.
+fn merge_groups(entries: Vec<Entry>) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     for entry in entries {
         let is_grouped = |one: &Entry| one.job.group_reporting && one.group == entry.group;
@@ -65,7 +68,9 @@ fn together(entries: Vec<Entry>) -> Vec<Entry> {
 /// The stream of the result.
 pub(crate) struct Output {
     formats: Vec<Format>,
+    /// The options that apply to all jobs.
     global: Given,
+    /// The file of `--output`; `None`: standard output.
     file: Option<(PathBuf, File)>,
     /// Start of the run, in milliseconds since 1970.
     began_ms: u64,
@@ -98,7 +103,7 @@ impl Output {
 
     /// Writes the result in the requested formats.
     pub(crate) fn result(&mut self, entries: Vec<Entry>) -> Result<(), String> {
-        let entries = together(entries);
+        let entries = merge_groups(entries);
         let texts = self.formats.iter().map(|format| match format {
             Format::Normal => result(&entries),
             Format::Json => document(self.began_ms, &self.global, &entries),
@@ -129,12 +134,13 @@ pub(crate) fn header(tasks: &[Task]) -> String {
     text + &format!("{VERSION}\nStarting {threads} thread{plural}\n")
 }
 
+/// The options of a job in the header.
 fn summary_of(job: &Job) -> String {
     if job.rw == Pattern::Samples {
         let samples = &job.samples;
         return format!(
             "rw=samples, order={}, batch_size={}, epochs={}, prefetch_window={}",
-            word(samples.order),
+            name_of_value(samples.order),
             samples.batch_size,
             samples.epochs,
             binary(samples.prefetch_window as f64)
@@ -147,15 +153,15 @@ fn summary_of(job: &Job) -> String {
     });
     format!(
         "rw={}, bs=(R) {reads}, (W) {writes}, ioengine={}, iodepth={}",
-        word(job.rw),
-        word(job.ioengine),
+        name_of_value(job.rw),
+        name_of_value(job.ioengine),
         job.iodepth
     )
 }
 
 /// The figures of all entries, then of the groups.
 pub(crate) fn result(entries: &[Entry]) -> String {
-    let mut text: String = entries.iter().map(one).collect();
+    let mut text: String = entries.iter().map(entry_text).collect();
     let mut groups: Vec<usize> = entries.iter().map(|entry| entry.group).collect();
     groups.dedup();
     for group in groups {
@@ -166,7 +172,8 @@ pub(crate) fn result(entries: &[Entry]) -> String {
     text
 }
 
-fn one(entry: &Entry) -> String {
+/// The text about one entry.
+fn entry_text(entry: &Entry) -> String {
     let Entry { job, group, jobs, stats } = entry;
     let error = stats.first_error;
     let why = match error {
@@ -202,6 +209,7 @@ fn one(entry: &Entry) -> String {
     text + &extra_lines(entry)
 }
 
+/// The lines about reads, or about writes.
 fn direction_lines(job: &Job, label: &str, direction: &Direction) -> String {
     let Direction { slat, clat, lat, .. } = direction;
     let mut text = format!(
@@ -224,6 +232,7 @@ fn direction_lines(job: &Job, label: &str, direction: &Direction) -> String {
     text + &series_line("iops        ", summary(&direction.iops), 1.0, "")
 }
 
+/// The line about a rate over time; empty without a value.
 fn series_line(label: &str, found: Summary, per: f64, share: &str) -> String {
     let Summary { min, max, mean, deviation, samples } = found;
     if samples == 0 {
@@ -235,6 +244,7 @@ fn series_line(label: &str, found: Summary, per: f64, share: &str) -> String {
     )
 }
 
+/// The line about a kind of latency.
 fn latency_line(label: &str, latency: &Latency) -> String {
     let (unit, per) = latency_unit(latency.min(), latency.max());
     let [min, max] = [latency.min(), latency.max()].map(|ns| match ns as f64 / per {
@@ -246,6 +256,7 @@ fn latency_line(label: &str, latency: &Latency) -> String {
     format!("    {label} ({unit}): min={min}, max={max}, avg={mean:.2}, stdev={deviation:.2}\n")
 }
 
+/// The table of the percentiles of completion latency.
 fn percentiles(clat: &Latency, list: &[f64]) -> String {
     let (unit, per) = latency_unit(clat.min(), clat.max());
     let value = |percent: f64| (clat.percentile(percent) as f64 / per).round();
@@ -281,6 +292,7 @@ fn latency_shares(stats: &Stats) -> Vec<(&'static str, Vec<(String, f64)>)> {
     shares
 }
 
+/// The lines about queue depths.
 fn depth_lines(stats: &Stats) -> String {
     let [level, submit, complete] = stats.depths.percent();
     let line = |label: &str, names: &[&str; 7], shares: [f64; 7]| {
@@ -318,6 +330,7 @@ fn extra_lines(entry: &Entry) -> String {
     text
 }
 
+/// The lines about a sample job.
 fn sample_lines(samples: &SampleFigures) -> String {
     let SampleFigures { seconds, first_batch_ms, stall_s, compute_s, .. } = samples;
     let stalled = 100.0 * ratio(*stall_s, seconds * samples.accelerators as f64);
@@ -433,10 +446,12 @@ fn document(began_ms: u64, global: &Given, entries: &[Entry]) -> String {
     format!("{top:#}\n")
 }
 
+/// Options as a JSON object.
 fn options(given: &Given) -> Value {
     given.iter().map(|(key, value)| (key.clone(), value.as_str())).collect()
 }
 
+/// An entry as a JSON object.
 fn job(entry: &Entry, began_ms: u64) -> Value {
     let Entry { job, stats, .. } = entry;
     let [read, write] = &stats.directions;
@@ -471,7 +486,7 @@ fn job(entry: &Entry, began_ms: u64) -> Value {
         "latency_target": 0,
         "latency_percentile": 100.0,
         "latency_window": 0,
-        "dlfs": ours(entry),
+        "dlfs": dlfs_figures(entry),
     });
     for ((_, steps), key) in
         latency_shares(stats).into_iter().zip(["latency_ns", "latency_us", "latency_ms"])
@@ -485,6 +500,7 @@ fn job(entry: &Entry, began_ms: u64) -> Value {
     out
 }
 
+/// The figures of one direction as a JSON object.
 fn direction(percentiles: &[f64], d: &Direction) -> Value {
     let bandwidth = summary(&d.bandwidth);
     let iops = summary(&d.iops);
@@ -515,6 +531,7 @@ fn direction(percentiles: &[f64], d: &Direction) -> Value {
     })
 }
 
+/// A kind of latency as a JSON object.
 fn latency(latency: &Latency, percentiles: &[f64]) -> Value {
     let mut out = json!({
         "min": latency.min(),
@@ -530,12 +547,13 @@ fn latency(latency: &Latency, percentiles: &[f64]) -> Value {
     out
 }
 
+/// Shares with their names as a JSON object.
 fn named(names: &[&str; 7], shares: [f64; 7]) -> Value {
     names.iter().zip(shares).map(|(name, share)| (*name, share)).collect()
 }
 
 /// Figures that fio lacks.
-fn ours(entry: &Entry) -> Value {
+fn dlfs_figures(entry: &Entry) -> Value {
     let mut out = Map::new();
     out.insert("verified".to_owned(), entry.stats.verified.into());
     if let Some(ns) = entry.stats.cpu_ns_per_io() {

@@ -1,20 +1,19 @@
 //! The user's request: options of the run and of jobs, each written once, as a field that clap parses.
 //!
-//! Sections of job files become arguments `--KEY=VALUE`, so that files and command line share names, limits and
-//! messages.
+//! A job is a section of a job file (`job_file.rs`) or begins with `--name` on the command line. Entries of sections
+//! become arguments `--KEY=VALUE`, so that files and command line share names, limits and messages.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser};
 
-use crate::job::{Job, boolean};
+use crate::job::Job;
+use crate::job_file::{Entry, Environment, Section, read, sections_of};
 use crate::output::VERSION;
+use crate::values::boolean;
 
 /// Measures namespaces and data sets, with fio's job files, options and output
 #[derive(Debug, Parser)]
@@ -61,7 +60,7 @@ pub(crate) enum Format {
 
 /// The requested action.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum Action {
     Run(Box<Request>),
     /// The help or the version.
     Print(String),
@@ -82,13 +81,13 @@ pub(crate) type Given = Vec<(String, String)>;
 ///
 /// # Errors
 /// A sentence for the user; exit code 1, as in fio.
-pub(crate) fn parse(arguments: &[OsString]) -> Result<Asked, String> {
-    let mut command = prepared(CommandLine::command());
+pub(crate) fn parse(arguments: &[OsString]) -> Result<Action, String> {
+    let mut command = prepare(CommandLine::command());
     let matches = match command.try_get_matches_from_mut(arguments) {
-        Err(error) if !error.use_stderr() => return Ok(Asked::Print(error.to_string())),
-        matches => matches.map_err(|error| explained(&error))?,
+        Err(error) if !error.use_stderr() => return Ok(Action::Print(error.to_string())),
+        matches => matches.map_err(|error| explain(&error))?,
     };
-    let all = CommandLine::from_arg_matches(&matches).map_err(|error| explained(&error))?;
+    let all = CommandLine::from_arg_matches(&matches).map_err(|error| explain(&error))?;
     let mut sections = command_line_sections(arguments, &mut command)?;
     if let [only] = &mut sections[..]
         && all.run.files.is_empty()
@@ -103,7 +102,7 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Asked, String> {
         return Err("no job is given: name a job file, or --name=x and options; see --help".into());
     }
     let (jobs, global) = jobs_of(sections, &all.run.section)?;
-    Ok(Asked::Run(Box::new(Request { run: all.run, jobs, global })))
+    Ok(Action::Run(Box::new(Request { run: all.run, jobs, global })))
 }
 
 /// The request for one job file with this text, without arguments.
@@ -127,9 +126,9 @@ fn command_line_sections(
     let mut rest = arguments;
     while !rest.is_empty() {
         let more = rest.iter().skip(1).position(begins).map_or(rest.len(), |at| at + 1);
-        let mine;
-        (mine, rest) = rest.split_at(more);
-        let matches = command.try_get_matches_from_mut(mine).map_err(|error| explained(&error))?;
+        let section;
+        (section, rest) = rest.split_at(more);
+        let matches = command.try_get_matches_from_mut(section).map_err(|error| explain(&error))?;
         let given = given(&matches, command);
         let name = given.iter().find(|(key, _)| key == "name").map(|(_, name)| name.clone());
         let origin = COMMAND_LINE.to_owned();
@@ -150,7 +149,7 @@ fn jobs_of(sections: Vec<Section>, wanted: &[String]) -> Result<(Vec<Job>, Given
     if sections.len() > MAX_JOBS {
         return Err(format!("{} sections are more than {MAX_JOBS}", sections.len()));
     }
-    let mut command = prepared(Job::augment_args(Command::new("job").disable_help_flag(true)));
+    let mut command = prepare(Job::augment_args(Command::new("job").disable_help_flag(true)));
     let mut base = Vec::new();
     let mut jobs: Vec<Job> = Vec::new();
     let mut file_begins = false;
@@ -194,9 +193,9 @@ fn job_of<'a>(
         let mut alone = entries.into_iter();
         let found = alone.find_map(|entry| {
             let error = read(&mut std::iter::once(entry)).err()?;
-            Some(format!("{}: {}", entry.origin, explained(&error)))
+            Some(format!("{}: {}", entry.origin, explain(&error)))
         });
-        found.unwrap_or_else(|| explained(&error))
+        found.unwrap_or_else(|| explain(&error))
     })
 }
 
@@ -217,14 +216,14 @@ fn given(matches: &ArgMatches, command: &Command) -> Given {
 }
 
 /// Lets the last of repeated options win, gives boolean options fio's values, and adds the options in
-/// `HOLDS`.
-fn prepared(command: Command) -> Command {
-    let holds = HOLDS.map(|(name, value)| {
+/// `FIXED_OPTIONS`.
+fn prepare(command: Command) -> Command {
+    let fixed = FIXED_OPTIONS.map(|(name, value)| {
         let arg = Arg::new(name).long(name).value_parser([value]).default_missing_value(value);
         let help = format!("Only {value}, which always holds");
         arg.num_args(0..=1).require_equals(true).help(help).help_heading("Options that hold anyway")
     });
-    command.no_binary_name(true).args(holds).mut_args(|arg| {
+    command.no_binary_name(true).args(fixed).mut_args(|arg| {
         let id = arg.get_id().clone();
         let is_set = matches!(arg.get_action(), ArgAction::Set);
         let is_boolean = arg.get_value_parser().type_id() == std::any::TypeId::of::<bool>();
@@ -239,7 +238,7 @@ fn prepared(command: Command) -> Command {
 }
 
 /// A sentence for an error of clap: the option, its value, the fault, and the most similar option.
-fn explained(error: &clap::Error) -> String {
+fn explain(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(texts)) => texts.join(", "),
@@ -268,7 +267,7 @@ fn explained(error: &clap::Error) -> String {
 }
 
 /// Options of fio that are accepted only with these values, which describe what dlfs-bench does anyway.
-const HOLDS: [(&str, &str); 8] = [
+const FIXED_OPTIONS: [(&str, &str); 8] = [
     ("thread", "1"),
     ("invalidate", "1"),
     ("overwrite", "1"),
@@ -303,132 +302,6 @@ pub(crate) fn job_of_options(options: &[(&str, &str)]) -> Job {
     request_of_text(&text, &|_| None).expect("a valid job").jobs.remove(0)
 }
 
-/// A section of a job file, or of a `--name=` on the command line.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Section {
-    pub(crate) name: String,
-    pub(crate) entries: Vec<Entry>,
-    /// Its position in the input, for messages.
-    pub(crate) origin: String,
-    /// True for the first section of a file: a file waits for the previous one.
-    begins_file: bool,
-}
-
-/// An option as an argument, `--KEY=VALUE`, and its position.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    argument: String,
-    pub(crate) origin: String,
-}
-
-/// Looks up `${NAME}`.
-pub(crate) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
-
-/// Reads the job file at `path`; `-` is standard input.
-///
-/// # Errors
-/// A sentence that names the file and the line.
-pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
-    let name = path.display().to_string();
-    let text = load(path).map_err(|why| format!("cannot read {name}: {why}"))?;
-    let mut sections = sections_of(&text, &name, &|name| std::env::var(name).ok())?;
-    let first = sections.first_mut().ok_or_else(|| format!("{name} has no section"))?;
-    first.begins_file = true;
-    Ok(sections)
-}
-
-fn load(path: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let taken = if path == Path::new("-") {
-        std::io::stdin().lock().take(MAX_BYTES + 1).read_to_string(&mut text)
-    } else {
-        let kind = std::fs::metadata(path).map_err(|error| error.to_string())?.file_type();
-        if !kind.is_file() && !kind.is_fifo() {
-            return Err("it is neither a regular file nor a pipe".to_owned());
-        }
-        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
-    };
-    taken.map_err(|error| error.to_string())?;
-    Ok(text)
-}
-
-/// The sections of a job file with this name and text.
-///
-/// # Errors
-/// A sentence that names the line.
-fn sections_of(text: &str, name: &str, env: &Environment<'_>) -> Result<Vec<Section>, String> {
-    let mut sections = Vec::new();
-    let mut len = 0;
-    for (number, line) in (1..).zip(text.lines()) {
-        let origin = format!("{name}:{number}");
-        let wrong = |why: String| format!("{origin}: {why}");
-        len += line.len() as u64 + 1;
-        let line = expanded(without_comment(line).trim(), env, &mut len).map_err(wrong)?;
-        if len > MAX_BYTES {
-            return Err(format!("{name} has more than {MAX_BYTES} bytes with its variables"));
-        }
-        if !line.is_empty() {
-            parse_line(&line, &origin, &mut sections).map_err(wrong)?;
-        }
-    }
-    Ok(sections)
-}
-
-/// Parses one line, which is not empty.
-fn parse_line(line: &str, origin: &str, sections: &mut Vec<Section>) -> Result<(), String> {
-    let origin = origin.to_owned();
-    if let Some(rest) = line.strip_prefix('[') {
-        let name = rest.strip_suffix(']').ok_or("no ']'")?.trim().to_owned();
-        if name.is_empty() {
-            return Err("a section needs a name".to_owned());
-        }
-        sections.push(Section { name, origin, ..Section::default() });
-        return Ok(());
-    }
-    let argument = match line.split_once('=') {
-        Some((key, value)) => format!("--{}={}", key.trim(), value.trim()),
-        None => format!("--{line}"),
-    };
-    let section = sections.last_mut();
-    let section = section.ok_or_else(|| format!("'{line}' stands before the first [section]"))?;
-    section.entries.push(Entry { argument, origin });
-    Ok(())
-}
-
-/// Replaces every `${NAME}`, and adds the lengths of the values to `len`. Stops once `len` is above [`MAX_BYTES`].
-fn expanded(text: &str, env: &Environment<'_>, len: &mut u64) -> Result<String, String> {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("${")
-        && *len <= MAX_BYTES
-    {
-        let lacks = || format!("'{text}' lacks the '}}' of '${{'");
-        let (name, after) = after.split_once('}').ok_or_else(lacks)?;
-        let value = env(name).ok_or_else(|| format!("the variable {name} is not set"))?;
-        *len += value.len() as u64;
-        out += before;
-        out += &value;
-        rest = after;
-    }
-    Ok(out + rest)
-}
-
-/// A comment begins with `;` or `#` at the start of a line or after a space; an address may thus contain
-/// these characters.
-fn without_comment(line: &str) -> &str {
-    let mut blank_before = true;
-    let end = line.find(|c: char| {
-        let begins = blank_before && (c == ';' || c == '#');
-        blank_before = c.is_whitespace();
-        begins
-    });
-    &line[..end.unwrap_or(line.len())]
-}
-
-/// The most bytes of a job file with its variables, since parsed sections take much more memory than their text.
-/// Files written by hand have fewer.
-const MAX_BYTES: u64 = 1 << 20;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,7 +310,7 @@ mod tests {
     fn request(arguments: &[&str]) -> Result<Request, String> {
         let arguments: Vec<OsString> = arguments.iter().map(Into::into).collect();
         match parse(&arguments)? {
-            Asked::Run(request) => Ok(*request),
+            Action::Run(request) => Ok(*request),
             other => panic!("{other:?}"),
         }
     }
@@ -508,29 +381,5 @@ thread
                 "{run}"
             );
         }
-    }
-
-    fn parsed(text: &str) -> Result<Vec<Section>, String> {
-        sections_of(text, "job file", &|name| (name == "SIZE").then(|| "64m".to_owned()))
-    }
-
-    #[test]
-    fn sections_keys_comments_and_variables_are_read() {
-        let text =
-            "; a comment\n[global]\nbs=4k # why\n\n[a b]\nsize=${SIZE}\nstonewall\nfilename=x#y\n";
-        let sections = parsed(text).unwrap();
-        assert_eq!(sections[0].name, "global");
-        assert_eq!(sections[0].entries[0].argument, "--bs=4k");
-        let found: Vec<_> = sections[1].entries.iter().map(|e| e.argument.as_str()).collect();
-        assert_eq!(found, ["--size=64m", "--stonewall", "--filename=x#y"]);
-        assert_eq!(sections[1].entries[0].origin, "job file:6");
-    }
-
-    #[test]
-    fn an_invalid_job_file_is_refused_with_its_line() {
-        for (text, line) in [("rw=read", "file:1"), ("\n[]", "file:2"), ("[a", "file:1")] {
-            assert!(parsed(text).unwrap_err().contains(line), "{text}");
-        }
-        assert!(parsed("[a]\nsize=${NO}").unwrap_err().contains("NO is not set"));
     }
 }

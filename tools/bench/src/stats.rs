@@ -8,7 +8,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::run::SampleFigures;
+use crate::samples::SampleFigures;
 
 /// The names of the directions; their indices are those of figures by direction.
 pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];
@@ -21,12 +21,15 @@ pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) struct Direction {
     pub(crate) ios: u64,
     pub(crate) bytes: u64,
+    /// I/Os that transferred less than asked for.
     pub(crate) short_ios: u64,
+    /// Latency of submission, of completion, and of both together.
     pub(crate) slat: Latency,
     pub(crate) clat: Latency,
     pub(crate) lat: Latency,
-    /// KiB/s, and I/Os a second, over intervals.
+    /// KiB/s over each interval of [`SAMPLE_INTERVAL`].
     pub(crate) bandwidth: Vec<f64>,
+    /// I/Os a second over each interval.
     pub(crate) iops: Vec<f64>,
     pub(crate) runtime_ms: u64,
 }
@@ -41,12 +44,14 @@ pub(crate) struct Stats {
     pub(crate) cpu: CpuUse,
     pub(crate) runtime_ms: u64,
     pub(crate) errors: u64,
-    /// The first error: an errno, and a sentence.
+    /// The errno of the first error, and a sentence about it.
     pub(crate) first_error: i32,
     pub(crate) message: String,
+    /// Verified blocks or samples.
     pub(crate) verified: u64,
-    /// Times since the run began: when counting began, and when the job ended.
+    /// The time from the start of the run to the start of counting.
     pub(crate) began_ms: u64,
+    /// The time from the start of the run to the end of the job.
     pub(crate) elapsed_s: u64,
     /// Figures of a sample job.
     pub(crate) samples: Option<SampleFigures>,
@@ -122,7 +127,7 @@ impl Stats {
         }
     }
 
-    /// Notes that the job ended at this time after the run's beginning.
+    /// Sets the end of the job: `after` is the time since the start of the run.
     pub(crate) fn ended(&mut self, after: Duration) {
         self.elapsed_s = (after.as_secs_f64().ceil() as u64).max(1);
     }
@@ -157,9 +162,11 @@ pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
 pub(crate) struct CpuUse {
     /// Exact CPU time; the ticks say how it divides into user mode and kernel mode.
     pub(crate) total_s: f64,
+    /// Elapsed time.
     wall_s: f64,
     /// Minor faults, major faults, ticks in user mode and in the kernel.
     stat: [u64; 4],
+    /// Context switches.
     switches: u64,
 }
 
@@ -195,6 +202,7 @@ impl CpuUse {
         }
     }
 
+    /// Adds the usage of a concurrent job.
     pub(crate) fn add(&mut self, other: &CpuUse) {
         self.total_s += other.total_s;
         self.wall_s += other.wall_s;
@@ -266,13 +274,15 @@ impl Depths {
     }
 }
 
+/// The index of a count in [`CALLS`].
 #[inline]
 fn group(count: usize) -> usize {
     [0, 4, 8, 16, 32, 64].iter().position(|&most| count <= most).unwrap_or(6)
 }
 
-/// The names of the groups: of depths, and of bursts and polls.
+/// The names of the groups of depths.
 pub(crate) const LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
+/// The names of the groups of submissions and polls, by their upper limits.
 pub(crate) const CALLS: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 
 /// A histogram of I/O latencies in nanoseconds, to three digits.
@@ -357,6 +367,7 @@ fn add_beside(values: &mut Vec<f64>, other: &[f64]) {
     values.extend_from_slice(&other[both..]);
 }
 
+/// The precision of histograms.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
 #[cfg(test)]

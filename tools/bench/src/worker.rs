@@ -16,8 +16,9 @@ use dlfs::qpair::{Completion, Io, IoError, IoOp, Notice, QueuePair};
 use dlfs::units::Lba;
 
 use crate::engine::Target;
-use crate::job::{Engine, Job, Size};
+use crate::job::{Engine, Job};
 use crate::stats::{CpuUse, SAMPLE_INTERVAL, Stats};
+use crate::values::Size;
 use crate::workload::{Content, Positions, Rates, derive};
 
 /// An outstanding I/O, or a free buffer.

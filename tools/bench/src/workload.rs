@@ -17,7 +17,8 @@
 use dlfs::checksum::crc32c;
 use dlfs::permutation::{Key, Permutation};
 
-use crate::job::{Job, Split, Verify};
+use crate::job::{Job, Verify};
+use crate::values::Split;
 
 /// The blocks of a job on its target, pass after pass.
 #[derive(Debug, Clone)]
