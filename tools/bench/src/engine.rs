@@ -1,5 +1,4 @@
-//! Targets, the namespaces of `filename=`, and their I/O engines: the library's queue pairs, and `null`, which
-//! measures this tool.
+//! The targets of `filename=`: namespaces behind the library's queue pairs, or `null`, which measures this tool.
 //!
 //! Each target is opened once for all jobs that name it with the same `ioengine=` and the same options of its
 //! connection or, if it is a file, the same `direct=`. Without the user's consent, a job overwrites neither a data set
@@ -27,8 +26,9 @@ use crate::workload::Random;
 /// An opened target, from which each job's thread makes its own queue pair.
 #[derive(Clone)]
 pub(crate) struct Target {
+    /// The name as in `filename=`, without escapes.
     pub(crate) name: String,
-    /// Its size, block length and limits.
+    /// The size, block length and limits.
     pub(crate) namespace: Namespace,
     /// `None`: the null engine.
     device: Option<Arc<dyn Device>>,
@@ -53,7 +53,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// Makes an empty table for these jobs.
+    /// Begins without open targets, for these jobs.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
         let writers = jobs.iter().filter(|job| job.rw.writes());
         Targets { opened: Vec::new(), written: writers.filter_map(|j| name_of(j, 0)).collect() }
@@ -105,6 +105,7 @@ fn unescaped(text: &str) -> String {
     text.replace("\\:", ":")
 }
 
+/// Returns whether a name is an address and not a path.
 fn is_address(name: &str) -> bool {
     let prefixes = ["nvme-tcp:", "nvme-tcp\\:", "trtype:", "trtype=", "spdk:", "spdk\\:"];
     prefixes.iter().any(|prefix| name.trim_start().starts_with(prefix))
@@ -168,6 +169,7 @@ fn wanted_len(job: &Job) -> u64 {
     job.offset.of(0).saturating_add(size).saturating_add(parts)
 }
 
+/// The target of `ioengine=null`, of the length that the job needs.
 fn null_target(job: &Job) -> Result<Target, String> {
     let len = wanted_len(job);
     if len == 0 {
@@ -186,6 +188,7 @@ fn null_target(job: &Job) -> Result<Target, String> {
     Ok(Target { name: "null".to_owned(), namespace, device: None })
 }
 
+/// Opens a target: makes a file if necessary, and checks that the job may write.
 fn device(
     job: &Job,
     name: &str,
@@ -227,7 +230,7 @@ fn device(
     if let Address::Path(path) = address
         && (writable || !is_there)
     {
-        make_long(name, path, wanted_len(job))?;
+        extend_file(name, path, wanted_len(job))?;
     }
     let device = open(writable)?;
     if writable && device.namespace().read_only {
@@ -237,7 +240,7 @@ fn device(
 }
 
 /// Creates the file, or extends it to `wanted` bytes, as fio does. Leaves devices and longer files as they are.
-fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
+fn extend_file(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     let metadata = std::fs::metadata(path).ok();
     if metadata.as_ref().is_some_and(|found| !found.is_file() || found.len() >= wanted) {
         return Ok(());
@@ -245,12 +248,12 @@ fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     if wanted == 0 {
         return Err(format!("{name} does not exist, and without size= it cannot be made"));
     }
-    let laid = lay_out(path, metadata.map_or(0, |found| found.len()), wanted);
+    let laid = append_random(path, metadata.map_or(0, |found| found.len()), wanted);
     laid.map_err(|error| format!("cannot make {name}: {error}"))
 }
 
 /// Extends a file with random bytes: reads of a hole would do no I/O.
-fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
+fn append_random(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -316,8 +319,10 @@ fn check_blank(job: &Job, name: &str, device: &Arc<dyn Device>) -> Result<(), St
     ))
 }
 
+/// The queue pair of the null engine: completes everything at once, and moves nothing.
 struct NullPair {
     namespace: Namespace,
+    /// I/Os that were submitted and not completed.
     taken: VecDeque<Io>,
 }
 

@@ -1,9 +1,10 @@
-//! The loop of one job's thread: check the job against its target, then fill the queue, submit, poll, account.
+//! The thread of one block job: checks the job against its target, then fills the queue, submits, polls and accounts in
+//! a loop.
 //!
-//! It reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after completions
-//! have arrived or a wait has ended. An I/O's submission latency is that of its burst; its completion latency
-//! ends with the poll that returned it, which is when a caller could use it. The loop allocates only for figures
-//! and for the list of blocks to verify, which grow.
+//! The loop reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after completions
+//! have arrived or a wait has ended. The submission latency of an I/O is that of its burst; the completion latency
+//! ends with the poll that returned the I/O, which is when a caller could use the data. The loop allocates only for
+//! figures and for the list of blocks to verify, which grow.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,45 +25,60 @@ use crate::workload::{Content, Positions, Rates, derive};
 /// An outstanding I/O, or a free buffer.
 #[derive(Default)]
 struct Slot {
+    /// The times at which the I/O was prepared and submitted, in nanoseconds since the start of the run.
     began: u64,
     issued: u64,
+    /// The position and the length on the target, in bytes.
     offset: u64,
     len: u64,
+    /// 0: read; 1: write; [`FLUSH`].
     direction: usize,
-    /// True if its bytes are to be verified.
+    /// True if the bytes are to be verified.
     check: bool,
+    /// The buffer, unless the queue pair has it.
     buf: IoBuf,
     /// The rest of the buffer, beyond this I/O.
     rest: IoBuf,
 }
 
+/// The state of a job's thread. Times in `u64` are in nanoseconds since the start of the run.
 pub(crate) struct Worker {
     job: Arc<Job>,
+    /// Set when a signal ends the run.
     stop: Arc<AtomicBool>,
+    /// The name of the target, for messages.
     name: String,
     pair: Box<dyn QueuePair>,
+    /// The length of the target's blocks in bytes.
     block: u64,
     readiness: Readiness,
     positions: Positions,
     content: Content,
     rates: Rates,
-    /// A chosen direction that is delayed by its rate.
+    /// The direction of the next I/O, if its rate delays it.
     chosen: Option<usize>,
+    /// As many slots as the queue depth, and the free ones. A slot's index is the tag of its I/O.
     slots: Vec<Slot>,
     free: Vec<usize>,
+    /// I/Os that the queue pair has not taken yet.
     pending: VecDeque<Io>,
     /// Slots of `pending`, in order.
     burst: Vec<usize>,
     done: Vec<Completion>,
+    /// I/Os that the queue pair has taken and not completed.
     in_flight: usize,
+    /// The start of the run.
     epoch: Instant,
-    /// The last reading of the clock, and the same as nanoseconds since the run began.
+    /// The last reading of the clock, and the same as nanoseconds since the start of the run.
     at: Instant,
     now: u64,
+    /// The start of counting.
     begin: u64,
+    /// The time at which the job stops issuing I/Os.
     end: u64,
     bytes_left: u64,
     ios_left: u64,
+    /// Set when the job issues no more I/Os: after an error, at a signal, or at `end`.
     stopped: bool,
     writes_since_flush: u64,
     flush_is_due: bool,
@@ -143,7 +159,7 @@ impl Worker {
         self.end = ramp_end.saturating_add(self.job.runtime.map_or(u64::MAX, nanoseconds));
         let mut is_ramp = !self.job.ramp_time.is_zero();
         let mut cpu = self.start_counting();
-        while self.turn() {
+        while self.pass() {
             if is_ramp && self.now >= ramp_end {
                 is_ramp = false;
                 cpu = self.start_counting();
@@ -162,7 +178,7 @@ impl Worker {
     }
 
     /// One pass of the loop; `false` at the end.
-    fn turn(&mut self) -> bool {
+    fn pass(&mut self) -> bool {
         self.stopped |= self.stop.load(Ordering::Relaxed) || self.now >= self.end;
         let wait_until = if self.stopped { u64::MAX } else { self.fill() };
         if self.exchange() {
@@ -175,7 +191,7 @@ impl Worker {
             }
         }
         self.wait(wait_until);
-        self.at_rest();
+        self.sample_rates();
         true
     }
 
@@ -201,10 +217,11 @@ impl Worker {
         u64::MAX
     }
 
+    /// Prepares the next I/O of a direction.
     #[inline]
     fn issue(&mut self, direction: usize) {
         let (offset, len) = self.positions.next_of(direction);
-        self.rates.went(direction, self.now, len);
+        self.rates.count_issued(direction, self.now, len);
         if self.bytes_left != u64::MAX {
             self.bytes_left = self.bytes_left.saturating_sub(len);
         }
@@ -259,6 +276,7 @@ impl Worker {
         came
     }
 
+    /// Submits pending I/Os.
     fn submit(&mut self) {
         let taken = self.pair.submit(&mut self.pending);
         if taken > 0 {
@@ -282,13 +300,14 @@ impl Worker {
         if let Some(timeout) = self.pair.next_timeout() {
             left = left.min(timeout.saturating_duration_since(self.at));
         }
-        match left.min(LONGEST_SLEEP).checked_sub(SHORTEST_SLEEP) {
+        match left.min(MAX_SLEEP).checked_sub(SLEEP_MARGIN) {
             Some(left) if !(is_busy && spins) => self.readiness.sleep(left),
             _ => std::hint::spin_loop(),
         }
         self.read_clock();
     }
 
+    /// Reads the clock into `at` and `now`.
     #[inline]
     fn read_clock(&mut self) {
         self.at = Instant::now();
@@ -331,10 +350,117 @@ impl Worker {
         }
     }
 
+    /// Waits until something completes, or for a while.
     fn step(&mut self) {
         if !self.exchange() {
             self.wait(u64::MAX);
         }
+    }
+}
+
+impl Worker {
+    /// Starts counting now, and returns the CPU use so far; after the ramp it starts a second time.
+    fn start_counting(&mut self) -> CpuUse {
+        self.begin = self.now;
+        self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
+        self.sampled = [(0, 0); 2];
+        self.stats = Stats::default();
+        self.stats.began_ms = self.now / 1_000_000;
+        CpuUse::of_thread()
+    }
+
+    /// Processes the completions of a poll.
+    fn account(&mut self) {
+        self.read_clock();
+        self.last_completion = self.now;
+        let mut done = std::mem::take(&mut self.done);
+        self.in_flight -= done.len();
+        self.stats.depths.completed(done.len());
+        for completion in done.drain(..) {
+            self.complete(completion);
+        }
+        self.done = done;
+        self.sample_rates();
+    }
+
+    /// Takes back the slot of a completed I/O, and counts it.
+    #[inline]
+    fn complete(&mut self, completion: Completion) {
+        let number = completion.tag as usize; // a tag is the index of a slot
+        let slot = &mut self.slots[number];
+        slot.buf = completion.buf;
+        if !slot.rest.is_empty() {
+            let rest = std::mem::take(&mut slot.rest);
+            slot.buf.unsplit(rest).expect("the two parts of one buffer");
+        }
+        self.free.push(number);
+        if let Err(error) = completion.result {
+            return self.failed(number, &error);
+        }
+        let [slat, clat, lat] =
+            [slot.issued - slot.began, self.now - slot.issued, self.now - slot.began];
+        if slot.direction == FLUSH {
+            return self.stats.sync.count(lat);
+        }
+        let stats = &mut self.stats.directions[slot.direction];
+        stats.ios += 1;
+        stats.bytes = stats.bytes.saturating_add(slot.len); // the null engine moves 2^64 bytes in an hour
+        stats.slat.count(slat);
+        stats.clat.count(clat);
+        stats.lat.count(lat);
+        if slot.check {
+            self.check(number);
+        }
+    }
+
+    /// Verifies the bytes of a slot, if the job verifies at all.
+    fn check(&mut self, number: usize) {
+        if !self.content.verifies() {
+            return;
+        }
+        let slot = &mut self.slots[number];
+        match self.content.check(slot.offset, &mut slot.buf[..slot.len as usize]) {
+            Ok(()) => self.stats.verified += 1,
+            Err((offset, what)) => self.fail(libc::EILSEQ, offset, &format!("verify: {what}")),
+        }
+    }
+
+    /// Counts the failure of the I/O of a slot.
+    fn failed(&mut self, number: usize, error: &IoError) {
+        let slot = &self.slots[number];
+        if matches!(error, IoError::Short { .. }) {
+            self.stats.directions[slot.direction.min(1)].short_ios += 1;
+        }
+        self.fail(errno_of(error), slot.offset, &error.to_string());
+    }
+
+    /// Counts an error, which ends the job.
+    fn fail(&mut self, errno: i32, offset: u64, what: &str) {
+        self.stats.failed(errno, || format!("{} at offset {offset}: {what}", self.name));
+        self.stopped = true;
+    }
+
+    /// Samples the rates if an interval has passed; called in each pass of the loop.
+    #[inline]
+    fn sample_rates(&mut self) {
+        if self.now >= self.sample_at {
+            let every = nanoseconds(SAMPLE_INTERVAL);
+            let passed = self.now - (self.sample_at - every);
+            let totals = self.stats.totals();
+            let before = std::mem::replace(&mut self.sampled, totals);
+            for (direction, before) in self.stats.directions.iter_mut().zip(before) {
+                direction.sample(before, passed as f64 / 1e9);
+            }
+            self.sample_at = self.now + every;
+        }
+    }
+
+    /// Ends counting, which began with the CPU use `cpu`.
+    fn finish_counting(&mut self, cpu: CpuUse) {
+        self.read_clock();
+        let since = self.now - self.begin;
+        self.stats.set_runtime(since.div_ceil(1_000_000).max(1)); // at least a millisecond, as in fio
+        self.stats.cpu = CpuUse::of_thread().since(cpu);
     }
 }
 
@@ -348,9 +474,9 @@ const FLUSH: usize = 2;
 /// The time after the last completion for which a thread spins before it sleeps.
 const SPIN_NS: u64 = 20_000;
 /// Limit of a sleep, so that signals and the end are noticed.
-const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// A sleep is shorter than the wait by this time, since the kernel wakes a thread late; then the thread spins.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
+const MAX_SLEEP: Duration = Duration::from_millis(20);
+/// A sleep ends this time before the wait does, since the kernel wakes a thread late; the thread spins for the rest.
+const SLEEP_MARGIN: Duration = Duration::from_micros(60);
 
 /// The seed of everything random in the `number`th clone of job `index`.
 pub(crate) fn seed_of(job: &Job, index: u64, number: u64) -> u64 {
@@ -436,109 +562,6 @@ fn slots(job: &Job) -> Result<Vec<Slot>, String> {
 
 /// The seed if the user gives none: the same in every run, as in fio.
 const DEFAULT_SEED: u64 = 0x89;
-
-impl Worker {
-    /// Starts counting now, and returns the CPU use so far; after the ramp it starts a second time.
-    fn start_counting(&mut self) -> CpuUse {
-        self.begin = self.now;
-        self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
-        self.sampled = [(0, 0); 2];
-        self.stats = Stats::default();
-        self.stats.began_ms = self.now / 1_000_000;
-        CpuUse::of_thread()
-    }
-
-    /// Processes the completions of a poll.
-    fn account(&mut self) {
-        self.read_clock();
-        self.last_completion = self.now;
-        let mut done = std::mem::take(&mut self.done);
-        self.in_flight -= done.len();
-        self.stats.depths.completed(done.len());
-        for completion in done.drain(..) {
-            self.complete(completion);
-        }
-        self.done = done;
-        self.at_rest();
-    }
-
-    #[inline]
-    fn complete(&mut self, completion: Completion) {
-        let number = completion.tag as usize; // a tag is the index of a slot
-        let slot = &mut self.slots[number];
-        slot.buf = completion.buf;
-        if !slot.rest.is_empty() {
-            let rest = std::mem::take(&mut slot.rest);
-            slot.buf.unsplit(rest).expect("the two parts of one buffer");
-        }
-        self.free.push(number);
-        if let Err(error) = completion.result {
-            return self.failed(number, &error);
-        }
-        let [slat, clat, lat] =
-            [slot.issued - slot.began, self.now - slot.issued, self.now - slot.began];
-        if slot.direction == FLUSH {
-            return self.stats.sync.count(lat);
-        }
-        let stats = &mut self.stats.directions[slot.direction];
-        stats.ios += 1;
-        stats.bytes = stats.bytes.saturating_add(slot.len); // the null engine moves 2^64 bytes in an hour
-        stats.slat.count(slat);
-        stats.clat.count(clat);
-        stats.lat.count(lat);
-        if slot.check {
-            self.check(number);
-        }
-    }
-
-    fn check(&mut self, number: usize) {
-        if !self.content.verifies() {
-            return;
-        }
-        let slot = &mut self.slots[number];
-        match self.content.check(slot.offset, &mut slot.buf[..slot.len as usize]) {
-            Ok(()) => self.stats.verified += 1,
-            Err((offset, what)) => self.fail(libc::EILSEQ, offset, &format!("verify: {what}")),
-        }
-    }
-
-    fn failed(&mut self, number: usize, error: &IoError) {
-        let slot = &self.slots[number];
-        if matches!(error, IoError::Short { .. }) {
-            self.stats.directions[slot.direction.min(1)].short_ios += 1;
-        }
-        self.fail(errno_of(error), slot.offset, &error.to_string());
-    }
-
-    /// Counts an error, which ends the job.
-    fn fail(&mut self, errno: i32, offset: u64, what: &str) {
-        self.stats.failed(errno, || format!("{} at offset {offset}: {what}", self.name));
-        self.stopped = true;
-    }
-
-    /// Samples the rates if an interval has passed; called in each pass of the loop.
-    #[inline]
-    fn at_rest(&mut self) {
-        if self.now >= self.sample_at {
-            let every = nanoseconds(SAMPLE_INTERVAL);
-            let passed = self.now - (self.sample_at - every);
-            let totals = self.stats.totals();
-            let before = std::mem::replace(&mut self.sampled, totals);
-            for (direction, before) in self.stats.directions.iter_mut().zip(before) {
-                direction.sample(before, passed as f64 / 1e9);
-            }
-            self.sample_at = self.now + every;
-        }
-    }
-
-    /// Ends counting, which began with the CPU use `cpu`.
-    fn finish_counting(&mut self, cpu: CpuUse) {
-        self.read_clock();
-        let since = self.now - self.begin;
-        self.stats.set_runtime(since.div_ceil(1_000_000).max(1)); // at least a millisecond, as in fio
-        self.stats.cpu = CpuUse::of_thread().since(cpu);
-    }
-}
 
 /// The errno that fio would show for this failure.
 fn errno_of(error: &IoError) -> i32 {

@@ -1,7 +1,7 @@
-//! The workload: the next block, its contents, and the time from which it may be issued.
+//! The workload of a job: [`Positions`] gives the blocks, [`Content`] their bytes, and [`Rates`] the time from which
+//! each block may be issued. Pure: seeds and times are arguments.
 //!
-//! Pure: seeds and times are arguments. [`Positions`] gives the blocks, [`Content`] the contents, and [`Rates`] the
-//! times.
+//! # Headers of blocks
 //!
 //! With `verify=crc32c` each interval of a block begins with a header. All lengths of blocks are multiples of an
 //! interval, so that each interval can be verified by itself, even if blocks have partly overwritten each other:
@@ -23,15 +23,18 @@ use crate::values::Split;
 /// The blocks of a job on its target, pass after pass.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
+    /// The job's part of the target, in bytes.
     begin: u64,
     len: u64,
     /// Percentage of reads.
     reads: u64,
+    /// The lengths of blocks with their shares, for reads and for writes.
     sizes: [Split; 2],
     walk: Walk,
     random: Random,
 }
 
+/// The order of blocks.
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)] // one per target, not per block
 enum Walk {
@@ -65,6 +68,7 @@ impl Positions {
         (self.begin + offset, len)
     }
 
+    /// The length of the next block of one direction.
     #[inline]
     fn next_len(&mut self, direction: usize) -> u64 {
         let sizes = &self.sizes[direction];
@@ -107,6 +111,7 @@ impl Walk {
         }))
     }
 
+    /// The offset of the next block of `len` bytes, within `range` bytes.
     #[inline]
     fn next(&mut self, direction: usize, len: u64, range: u64, random: &mut Random) -> u64 {
         match self {
@@ -141,16 +146,18 @@ fn permutation(blocks: u64, seed: u64, pass: u64) -> Permutation {
 #[derive(Debug, Clone)]
 pub(crate) struct Content {
     verify: Verify,
+    /// The bytes of `verify=pattern`, repeated from offset 0 of the target.
     pattern: Vec<u8>,
     /// The length that one header covers: the greatest that divides all blocks, but at least the header itself.
     interval: u64,
     seed: u64,
+    /// Fills the buffer anew for each write; otherwise only the first bytes of each page change.
     refill: bool,
     random: Random,
 }
 
 /// An error in a block: the offset of the first wrong byte or of the interval, and a sentence.
-pub(crate) type Wrong = (u64, String);
+pub(crate) type ContentError = (u64, String);
 
 impl Content {
     /// `seed` must be the same in the job that writes and in the job that verifies.
@@ -185,14 +192,14 @@ impl Content {
             self.random.fill(&mut page[..len]);
         }
         if self.verify == Verify::Crc32c {
-            for (at, piece) in pieces(offset, self.interval, bytes) {
-                seal(piece, at, self.seed);
+            for (at, piece) in intervals(offset, self.interval, bytes) {
+                write_header(piece, at, self.seed);
             }
         }
     }
 
     /// Verifies a block that was read at `offset`.
-    pub(crate) fn check(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Wrong> {
+    pub(crate) fn check(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ContentError> {
         match self.verify {
             Verify::None => Ok(()),
             Verify::Pattern => {
@@ -206,9 +213,9 @@ impl Content {
                 }
             }
             Verify::Crc32c => {
-                let mut all = pieces(offset, self.interval, bytes);
+                let mut all = intervals(offset, self.interval, bytes);
                 all.try_for_each(|(at, piece)| {
-                    opened(piece, at, self.seed).map_err(|what| (at, what))
+                    check_interval(piece, at, self.seed).map_err(|what| (at, what))
                 })
             }
         }
@@ -227,7 +234,11 @@ fn divisor(a: u64, b: u64) -> u64 {
 
 /// The intervals of a block. A rest shorter than an interval belongs to the interval before it. There are none if
 /// the block is too short for a header.
-fn pieces(offset: u64, interval: u64, bytes: &mut [u8]) -> impl Iterator<Item = (u64, &mut [u8])> {
+fn intervals(
+    offset: u64,
+    interval: u64,
+    bytes: &mut [u8],
+) -> impl Iterator<Item = (u64, &mut [u8])> {
     let len = bytes.len();
     let interval = (interval as usize).min(len).max(1);
     let whole = (len / interval).max(1);
@@ -241,7 +252,8 @@ fn pieces(offset: u64, interval: u64, bytes: &mut [u8]) -> impl Iterator<Item = 
     })
 }
 
-fn seal(piece: &mut [u8], offset: u64, seed: u64) {
+/// Writes the header of an interval at `offset`.
+fn write_header(piece: &mut [u8], offset: u64, seed: u64) {
     let len = piece.len() as u64;
     piece[0..4].copy_from_slice(&MAGIC);
     piece[8..16].copy_from_slice(&offset.to_le_bytes());
@@ -251,7 +263,8 @@ fn seal(piece: &mut [u8], offset: u64, seed: u64) {
     piece[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
-fn opened(piece: &[u8], offset: u64, seed: u64) -> Result<(), String> {
+/// Verifies an interval that was read at `offset`; the error is a sentence.
+fn check_interval(piece: &[u8], offset: u64, seed: u64) -> Result<(), String> {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| piece[at + i]));
     if piece[0..4] != MAGIC {
         return Err(format!("no header: magic is {:02x?}, expected {MAGIC:02x?}", &piece[0..4]));
@@ -278,6 +291,7 @@ fn repeated(pattern: &[u8], offset: u64) -> impl Iterator<Item = u8> {
 
 const MAGIC: [u8; 4] = *b"dBch";
 const HEADER_BYTES: usize = 32;
+/// The first 8 bytes of each page of this length differ from write to write.
 const SCRAMBLE_BYTES: usize = 4096;
 
 /// The limits of both directions: reads, and writes.
@@ -323,17 +337,18 @@ impl Rates {
 
     /// Counts an I/O of `len` bytes that was issued at `now_ns`.
     #[inline]
-    pub(crate) fn went(&mut self, direction: usize, now_ns: u64, len: u64) {
+    pub(crate) fn count_issued(&mut self, direction: usize, now_ns: u64, len: u64) {
         let cost = (self.ns_per_byte[direction] * len as f64).max(self.ns_per_io[direction]);
         if cost > 0.0 {
             // Lost time is made up for, unless it is more than a second ago.
             let due_ns = &mut self.due_ns[direction];
-            *due_ns = due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
+            *due_ns = due_ns.max(now_ns as f64 - MAX_CATCH_UP_NS) + cost;
         }
     }
 }
 
-const MOST_CAUGHT_UP_NS: f64 = 1e9;
+/// The most lost time that a job makes up for.
+const MAX_CATCH_UP_NS: f64 = 1e9;
 
 /// Random numbers determined by a seed.
 #[derive(Debug, Clone)]
@@ -344,6 +359,7 @@ impl Random {
         Random(seed)
     }
 
+    /// 64 random bits (SplitMix64).
     #[inline]
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -358,6 +374,7 @@ impl Random {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
 
+    /// Fills a buffer with random bytes.
     pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
         for word in bytes.chunks_mut(8) {
             word.copy_from_slice(&self.next().to_le_bytes()[..word.len()]);
@@ -365,7 +382,7 @@ impl Random {
     }
 }
 
-/// The seed of a component of a job.
+/// The seed of a part of a job, from the seed of the job and the number of the part.
 pub(crate) fn derive(seed: u64, part: u64) -> u64 {
     Random(seed ^ part.wrapping_mul(0xd134_2543_de82_ef95)).next()
 }
@@ -495,7 +512,7 @@ mod tests {
             if due_ns >= end_ns {
                 return count;
             }
-            rates.went(0, due_ns, len);
+            rates.count_issued(0, due_ns, len);
         }
         unreachable!("an I/O takes time");
     }
@@ -513,7 +530,7 @@ mod tests {
         let job = job_of_options(&[("rate_iops", "1000,")]);
         let mut rates = Rates::new(&job);
         assert_eq!(went_until(&mut rates, 1_000_000_000, 4096), 1000);
-        rates.went(1, 0, 4096);
+        rates.count_issued(1, 0, 4096);
         assert_eq!(rates.choose(1, 0), (1, 0), "writes have no limit");
         let job = job_of_options(&[("rate", "1m,")]);
         assert_eq!(went_until(&mut Rates::new(&job), 1_000_000_000, 4096), 256);
@@ -537,12 +554,12 @@ mod tests {
             if now > 1_000_000_000 {
                 break;
             }
-            rates.went(direction, now, 4096);
+            rates.count_issued(direction, now, 4096);
             counts[direction] += 1;
         }
         assert!((999..=1001).contains(&counts[0]) && (99..=101).contains(&counts[1]), "{counts:?}");
         let mut only = Rates::new(&job("10,", "100"));
-        only.went(0, 0, 4096);
+        only.count_issued(0, 0, 4096);
         assert_eq!(only.choose(0, 0).0, 0, "a mix without writes never writes");
     }
 }
