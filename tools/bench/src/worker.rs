@@ -395,7 +395,11 @@ impl Worker {
         }
         self.free.push(number);
         if let Err(error) = completion.result {
-            return self.failed(number, &error);
+            if matches!(error, IoError::Short { .. }) {
+                self.stats.directions[slot.direction.min(1)].short_ios += 1;
+            }
+            let offset = slot.offset;
+            return self.fail(errno_of(&error), offset, &error.to_string());
         }
         let [slat, clat, lat] =
             [slot.issued - slot.began, self.now - slot.issued, self.now - slot.began];
@@ -423,15 +427,6 @@ impl Worker {
             Ok(()) => self.stats.verified += 1,
             Err((offset, what)) => self.fail(libc::EILSEQ, offset, &format!("verify: {what}")),
         }
-    }
-
-    /// Counts the failure of the I/O of a slot.
-    fn failed(&mut self, number: usize, error: &IoError) {
-        let slot = &self.slots[number];
-        if matches!(error, IoError::Short { .. }) {
-            self.stats.directions[slot.direction.min(1)].short_ios += 1;
-        }
-        self.fail(errno_of(error), slot.offset, &error.to_string());
     }
 
     /// Counts an error, which ends the job.

@@ -5,7 +5,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use dlfs::address::{Address, CatalogPlace, CatalogVersion};
+use dlfs::address::{Address, CatalogName, CatalogPlace, CatalogVersion};
 use dlfs::catalog::{Alias, Catalog, Expect, Index, Record, resolve};
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::units::Generation;
@@ -104,7 +104,7 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
 pub(crate) fn run(action: Action, quiet: bool) -> Result<Outcome, Failure> {
     match action {
         Action::Ls { catalog, json } => list(&catalog, json),
-        Action::Show { name, json } => show(&name, json),
+        Action::Show { name, json } => show(&name.0, json),
         Action::Add(args) => add(args),
         Action::Tag { name, alias, from, new } => {
             let expect = match (from, new) {
@@ -112,9 +112,9 @@ pub(crate) fn run(action: Action, quiet: bool) -> Result<Outcome, Failure> {
                 (None, true) => Expect::Nothing,
                 (None, false) => Expect::Anything,
             };
-            tag(&name, &alias, expect)
+            tag(&name.0, &alias, expect)
         }
-        Action::Rm { name, all } => remove(&name, all),
+        Action::Rm { name, all } => remove(&name.0, all),
         Action::Rebuild(args) => rebuild(&args, quiet),
     }
 }
@@ -158,8 +158,7 @@ fn in_short(version: u64, record: &Record, aliases: &[Alias]) -> String {
     )
 }
 
-fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
-    let name = &name.0;
+fn show(name: &CatalogName, json: bool) -> Result<Outcome, Failure> {
     let catalog = Catalog::open(&name.catalog)?;
     let versions = match &name.version {
         None => catalog.versions(&name.name)?,
@@ -231,8 +230,7 @@ fn add(args: AddArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-fn tag(name: &DatasetName, alias: &str, expect: Expect) -> Result<Outcome, Failure> {
-    let name = &name.0;
+fn tag(name: &CatalogName, alias: &str, expect: Expect) -> Result<Outcome, Failure> {
     let catalog = Catalog::open(&name.catalog)?;
     let version = match &name.version {
         Some(version) => version.clone(),
@@ -248,8 +246,7 @@ fn tag(name: &DatasetName, alias: &str, expect: Expect) -> Result<Outcome, Failu
     out.end(Outcome::Done)
 }
 
-fn remove(name: &DatasetName, all: bool) -> Result<Outcome, Failure> {
-    let name = &name.0;
+fn remove(name: &CatalogName, all: bool) -> Result<Outcome, Failure> {
     let catalog = Catalog::open(&name.catalog)?;
     let mut out = Out::new();
     match &name.version {

@@ -299,24 +299,25 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     let late = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
     };
+    let failed = |kind, message, hint| Err(Error::new(kind, message).path(path).hint(hint));
     let answer = match asked {
         Err(error) if late(&error) => {
-            let message =
-                format!("the service has not answered {method} within {} s", CALL_LIMIT.as_secs());
+            let limit = CALL_LIMIT.as_secs();
+            let message = format!("the service has not answered {method} within {limit} s");
             let hint = "it may be stopped, or reach a target that hangs: its log may say more";
-            return Err(Error::new(ErrorKind::TimedOut, message).path(path).hint(hint));
+            return failed(ErrorKind::TimedOut, message, hint);
         }
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             let message = format!("the answer to {method} has more than {MAX_ANSWER_BYTES} bytes");
             let hint = "see whether a service of dlfs listens there: ss -xlp names it";
-            return Err(Error::new(ErrorKind::Refused, message).path(path).hint(hint));
+            return failed(ErrorKind::Refused, message, hint);
         }
         Err(error) => return Err(about(error)),
         Ok(answer) if !answer.ends_with(b"\n") => {
             let message =
                 format!("the service has closed the connection without answering {method}");
             let hint = "it may have ended: its log may say more";
-            return Err(Error::new(ErrorKind::Disconnected, message).path(path).hint(hint));
+            return failed(ErrorKind::Disconnected, message, hint);
         }
         Ok(answer) => answer,
     };
