@@ -137,7 +137,7 @@ struct SubsystemTable {
 struct NamespaceTable {
     nsid: Spanned<u32>,
     address: Spanned<String>,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     read_only: bool,
     limit: Option<Spanned<toml::Table>>,
 }

@@ -72,7 +72,7 @@ impl<P> Openings<P> {
     }
 
     /// The purposes of all openings in progress.
-    fn purposes(&self) -> impl Iterator<Item = &P> {
+    pub(super) fn purposes(&self) -> impl Iterator<Item = &P> {
         self.in_progress.iter().map(|in_progress| &in_progress.purpose)
     }
 

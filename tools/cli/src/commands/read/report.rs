@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use dlfs::cache::{Cache, CacheStats};
-use dlfs::dataset::{Dataset, Image};
+use dlfs::dataset::Dataset;
 use dlfs::peers::{PeerStats, Peers};
 use dlfs::prefetch::LoaderStats;
 use dlfs::report::Stalls;
