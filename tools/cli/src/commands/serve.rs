@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use signal_hook::consts::SIGHUP;
+use signal_hook::iterator::Signals;
 
 use dlfs::address::{Address, TcpAddress};
 use dlfs::exporter::Exporter;
@@ -154,12 +155,29 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     out.flush()?;
     manager.ready("serving");
     let mut changes = Changes::new(service, args.source(), manager, events);
+    handle_events(&mut changes, &requests, &stop, &mut signals, &mut metrics)?;
+    drop(requests); // closes the clients whose requests nobody answers any more
+    changes.service.end();
+    Ok(Outcome::Done)
+}
+
+/// Handles signals, requests and changes until the service is over: all hosts are gone, or their time is up.
+///
+/// # Errors
+/// A thread of a target has died.
+fn handle_events(
+    changes: &mut Changes,
+    requests: &Receiver<Event>,
+    stop: &Stop,
+    signals: &mut Signals,
+    metrics: &mut Option<Exporter>,
+) -> dlfs::Result<()> {
     loop {
         if stop.is_set() && !changes.is_ending() {
             changes.begin_to_end("a signal");
         }
         if changes.is_over() {
-            break;
+            return Ok(());
         }
         if changes.has_handed_over {
             drop(metrics.take()); // its address is for the service that has taken over
@@ -184,9 +202,6 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
             }
         }
     }
-    drop(requests); // closes the clients whose requests nobody answers any more
-    changes.service.end();
-    Ok(Outcome::Done)
 }
 
 /// Serves metrics after a takeover, as soon as the old service has left the address. If that takes too long, this

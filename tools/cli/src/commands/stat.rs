@@ -238,27 +238,7 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
         out::count(directory.num_chunks().into()),
         out::binary_size(directory.layout().chunk_size_bytes.into())
     ))?;
-    if !directory.fields().is_empty() {
-        let types = directory.field_types();
-        let shown = directory.fields().iter().enumerate().map(|(at, field)| match types.of(at) {
-            Some(kind) => format!("{} {kind}", safe_name(field)),
-            None => safe_name(field),
-        });
-        out.line(format!("fields       {}", shown.collect::<Vec<_>>().join(", ")))?;
-    }
-    let labels = match (directory.labels(), sums.unlabelled) {
-        (None, _) => "no labels".to_owned(),
-        (Some(_), 0) => "a label each".to_owned(),
-        (Some(_), 1) => format!("1 of {samples} samples has no label"),
-        (Some(_), some) => format!("{} of {samples} samples have no label", out::count(some)),
-    };
-    let classes = out::count(directory.classes().len() as u64);
-    out.line(format!("classes      {classes}; {labels}"))?;
-    if !directory.columns().is_empty() {
-        let columns = directory.columns().iter();
-        let columns = columns.map(|column| format!("{} {}", column.name(), column.kind().name()));
-        out.line(format!("columns      {}", columns.collect::<Vec<_>>().join(", ")))?;
-    }
+    print_columns(out, directory, sums)?;
     if sums.objects > 0 {
         out.line(format!(
             "origins      {} objects of stores, {}; --origins lists them",
@@ -272,6 +252,39 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
             "checksums    {learned} of {samples} known: a folder's are learned at first read"
         ))?;
     }
+    print_namespaces(out, image)?;
+    print_memory(out, directory)
+}
+
+/// Prints the fields, labels and typed columns of samples.
+fn print_columns(out: &mut Out, directory: &Directory, sums: &Sums) -> Result<(), Failure> {
+    if !directory.fields().is_empty() {
+        let types = directory.field_types();
+        let shown = directory.fields().iter().enumerate().map(|(at, field)| match types.of(at) {
+            Some(kind) => format!("{} {kind}", safe_name(field)),
+            None => safe_name(field),
+        });
+        out.line(format!("fields       {}", shown.collect::<Vec<_>>().join(", ")))?;
+    }
+    let samples = out::count(directory.num_live());
+    let labels = match (directory.labels(), sums.unlabelled) {
+        (None, _) => "no labels".to_owned(),
+        (Some(_), 0) => "a label each".to_owned(),
+        (Some(_), 1) => format!("1 of {samples} samples has no label"),
+        (Some(_), some) => format!("{} of {samples} samples have no label", out::count(some)),
+    };
+    let classes = out::count(directory.classes().len() as u64);
+    out.line(format!("classes      {classes}; {labels}"))?;
+    if !directory.columns().is_empty() {
+        let columns = directory.columns().iter();
+        let columns = columns.map(|column| format!("{} {}", column.name(), column.kind().name()));
+        out.line(format!("columns      {}", columns.collect::<Vec<_>>().join(", ")))?;
+    }
+    Ok(())
+}
+
+/// Prints each namespace, with its size and its limits.
+fn print_namespaces(out: &mut Out, image: &Image) -> Result<(), Failure> {
     for (device, superblock) in image.devices().iter().zip(image.superblocks()) {
         let namespace = device.namespace();
         let read_only = if namespace.read_only { ", read-only" } else { "" };
@@ -289,6 +302,11 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
             namespace.queue_depth
         ))?;
     }
+    Ok(())
+}
+
+/// Prints the memory that the directory takes.
+fn print_memory(out: &mut Out, directory: &Directory) -> Result<(), Failure> {
     let bytes = parts(directory).iter().map(|(_, bytes)| bytes).sum();
     out.line(format!(
         "directory    {} in memory, {:.2} bytes a sample; tree of height {}",
