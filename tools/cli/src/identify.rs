@@ -27,9 +27,9 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     lines.extend(self::lines(&fields, page, 8));
     let mut object = object(&fields, page);
     let in_use = usize::from(page[FLBAS] & 0xF | (page[FLBAS] & 0x60) >> 1);
-    // NLBAF is 0-based. The formats after those with attributes are counted by NULBAF.
-    let last_with_attributes = usize::from(page[NLBAF]);
-    let last = last_with_attributes + usize::from(page[NULBAF]);
+    // NLBAF is 0-based. NULBAF more formats, with unique attributes, follow those that NLBAF counts.
+    let last_common = usize::from(page[NLBAF]);
+    let last = last_common + usize::from(page[NULBAF]);
     let formats = page[LBA_FORMATS].chunks_exact(4).take(last + 1);
     let mut list = Vec::new();
     for (number, format) in formats.enumerate() {
@@ -39,7 +39,7 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
         let mark = if number == in_use { "(in use)" } else { "" };
         let rp = if rp == 0 { "0".to_owned() } else { format!("{rp:#x}") }; // as C's %#x
         lines.push(format!("lbaf {number:2} : ms:{ms:<3} lbads:{ds:<2} rp:{rp} {mark}"));
-        if number > last_with_attributes {
+        if number > last_common {
             continue; // nvme-cli's JSON lacks these
         }
         list.push(json!({

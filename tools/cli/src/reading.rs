@@ -195,7 +195,7 @@ pub(crate) struct RowCounts {
     rows: u64,
     /// Tokens with a label: all of a row but the last one.
     tokens: u64,
-    /// Columns of all rows: one more than the tokens with a label of a full row.
+    /// Columns of all rows: each row has one more than its length in tokens.
     columns: u64,
     /// Columns without a token.
     padding: u64,

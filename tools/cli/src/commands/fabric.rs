@@ -67,7 +67,8 @@ fn address(record: &DiscoveryRecord, asked: &str) -> Option<Address> {
     is_nvm.then_some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }))
 }
 
-/// The address in a record. A link-local address (fe80::/10) gets the scope of `asked`, the service's own address.
+/// The address in a record. A link-local address (fe80::/10) gets the scope of `asked`, the address of the
+/// discovery service.
 fn on_link(traddr: &str, asked: &str) -> String {
     let is_of_link = traddr.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local());
     match asked.split_once('%').filter(|_| is_of_link) {

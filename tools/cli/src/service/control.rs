@@ -6,9 +6,9 @@
 //! Each client has a thread that reads requests and sends answers; the service's loop carries the requests out, one
 //! after the other. No client delays another:
 //!
-//! - A client that does not take its answer is closed after [`SEND_LIMIT`]; until then its next request is not read.
+//! - A client that takes nothing of its answer for [`SEND_LIMIT`] is closed. Its next request is read after the answer.
 //! - If there are more than [`MAX_CLIENTS`] clients, the one that has been silent for longest is closed. Clients that
-//!   wait for an answer are not.
+//!   wait for an answer stay; if all do, the new client is closed.
 //! - A request that takes long delays only the next request of the same client.
 //!
 //! Requests and answers have a limit in bytes on both sides.

@@ -36,7 +36,7 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// The first line: `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A peer that is also a target or a job counts
+/// The first line: `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A peer that has another role, too, counts
 /// only as that.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let rows = &report.rows[0];
