@@ -32,7 +32,6 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
 }
 
 /// The figures of one job, or of a group of jobs.
-#[derive(Debug)]
 pub(crate) struct Entry {
     /// The job, or the first one of the group.
     pub(crate) job: Arc<Job>,

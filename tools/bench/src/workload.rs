@@ -21,7 +21,6 @@ use crate::job::{Job, Verify};
 use crate::values::Split;
 
 /// The blocks of a job on its target, pass after pass.
-#[derive(Debug, Clone)]
 pub(crate) struct Positions {
     /// The job's part of the target, in bytes.
     begin: u64,
@@ -35,7 +34,6 @@ pub(crate) struct Positions {
 }
 
 /// The order of blocks.
-#[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)] // one per target, not per block
 enum Walk {
     /// The next offset of each direction.
@@ -143,7 +141,6 @@ fn permutation(blocks: u64, seed: u64, pass: u64) -> Permutation {
 }
 
 /// Generates and verifies the bytes of blocks.
-#[derive(Debug, Clone)]
 pub(crate) struct Content {
     verify: Verify,
     /// The bytes of `verify=pattern`, repeated from offset 0 of the target.
@@ -295,7 +292,6 @@ const HEADER_BYTES: usize = 32;
 const SCRAMBLE_BYTES: usize = 4096;
 
 /// The limits of both directions: reads, and writes.
-#[derive(Debug, Clone)]
 pub(crate) struct Rates {
     /// Nanoseconds per I/O and per byte; 0 without a limit.
     ns_per_io: [f64; 2],
@@ -351,7 +347,6 @@ impl Rates {
 const MAX_CATCH_UP_NS: f64 = 1e9;
 
 /// Random numbers determined by a seed.
-#[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
 impl Random {

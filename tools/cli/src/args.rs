@@ -17,13 +17,14 @@ use clap::builder::{
 
 use dlfs::address::{Address, AddressError, CatalogName};
 use dlfs::cache::{Probe, TierOptions, probe};
-use dlfs::dataset::{Image, OpenOptions};
+use dlfs::dataset::{Dataset, Image, OpenOptions};
 use dlfs::exporter::Exporter;
 use dlfs::folders::FolderOptions;
 use dlfs::keys::is_key_text;
 use dlfs::options::{Choice, Connect, Kind, Open, Order, Tiers};
 use dlfs::order::{OrderSpec, Sharding};
 use dlfs::qpair::{ConnectOptions, Cpus};
+use dlfs::reader::ReaderOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::exit::{Failure, usage};
@@ -153,6 +154,14 @@ impl ImageArgs {
     /// Errors of [`Image::open`].
     pub(crate) fn open(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
         self.open_with_tiers(connection, TierOptions::default())
+    }
+
+    /// Opens the image for reading, as a data set.
+    ///
+    /// # Errors
+    /// Errors of [`Image::open`].
+    pub(crate) fn open_dataset(&self, connection: &ConnectionArgs) -> Result<Dataset, Error> {
+        Ok(Dataset::from_image(self.open(connection)?, ReaderOptions::default()))
     }
 
     /// Opens the image for reading through `tiers`.

@@ -94,16 +94,11 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     config.clone_fd = true;
     let leaders = threads - 1; // one thread stays free to take requests
     let reads = Arc::new(Reads::new(Arc::clone(&files), leaders));
-    let passed_through = Arc::new(AtomicU64::new(0));
+    let passed = Arc::new(AtomicU64::new(0));
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
     // At most half of the threads read whole files, which takes long; the others stay free for other requests.
     let passthrough = passthrough.map(|bytes| {
-        Passthrough::new(
-            Arc::clone(&files),
-            bytes,
-            leaders.div_ceil(2),
-            Arc::clone(&passed_through),
-        )
+        Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
     });
     let filesystem = Filesystem::new(files, Arc::clone(&reads), passthrough);
     let (connection, mount_point) =
@@ -120,7 +115,7 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
         }
     };
     raise_readahead(&mount_point.path);
-    Ok(Mounted { session, mount_point, reads, passed_through })
+    Ok(Mounted { session, mount_point, reads, passed_through: passed })
 }
 
 impl Mounted {

@@ -19,7 +19,6 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 /// A folder on which we have mounted a file system.
-#[derive(Debug)]
 pub(crate) struct MountPoint {
     /// The folder, as an absolute path without symbolic links.
     pub(crate) path: PathBuf,

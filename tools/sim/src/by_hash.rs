@@ -16,7 +16,6 @@ use crate::copies::{Copies, take_room};
 use crate::engine::Job;
 
 /// The copies of all nodes.
-#[derive(Debug)]
 pub(crate) struct ByHash {
     /// Samples of each chunk but the last.
     per_chunk: u32,
@@ -47,7 +46,7 @@ enum CopyState {
 }
 
 /// The work of one tier's fill threads.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct TierFills {
     /// Chunks to complete.
     chunks: VecDeque<u32>,

@@ -59,7 +59,6 @@ pub(crate) struct NoCopies;
 impl Copies for NoCopies {}
 
 /// At most one copy of each sample in all tiers, which all nodes read.
-#[derive(Debug)]
 pub(crate) struct SingleCopies {
     /// By sample: `node << 8 | tier`, or [`NO_HOLDER`].
     places: Vec<u32>,
@@ -70,7 +69,6 @@ pub(crate) struct SingleCopies {
 }
 
 /// Tiers that each node fills from the top with the samples that it reads first.
-#[derive(Debug)]
 pub(crate) struct FirstTouch {
     /// By node: the tier of each sample that the node holds.
     tiers: Vec<HashMap<u32, u8>>,
@@ -79,7 +77,6 @@ pub(crate) struct FirstTouch {
 }
 
 /// The planned tiers of all nodes, and their filling.
-#[derive(Debug)]
 pub(crate) struct Planned {
     /// For each sample, the node with the best planned copy; `None` if each node reads only its own tiers.
     holders: Option<HolderMap>,
@@ -99,7 +96,6 @@ pub(crate) struct PlanUse {
     pub(crate) peers: bool,
 }
 
-#[derive(Debug)]
 struct NodePlan {
     /// The number of accesses that the staging threads have claimed.
     claimed: u64,
@@ -108,7 +104,6 @@ struct NodePlan {
     tiers: Vec<TierPlan>,
 }
 
-#[derive(Debug)]
 struct TierPlan {
     /// Samples in the order of filling, which is the order of their addresses.
     fills: Vec<Fill>,

@@ -6,7 +6,6 @@ use clap::Args;
 use serde_json::json;
 
 use dlfs::dataset::{Dataset, save_views};
-use dlfs::reader::ReaderOptions;
 use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
 
@@ -62,8 +61,7 @@ pub(crate) struct SelectArgs {
 
 pub(crate) fn select(args: SelectArgs) -> Result<Outcome, Failure> {
     let split = args.split()?;
-    let image = args.image.open(&args.connection)?;
-    let whole = Dataset::from_image(image, ReaderOptions::default());
+    let whole = args.image.open_dataset(&args.connection)?;
     let mut selected = whole.clone();
     let mut made = Vec::new();
     if let Some(from) = &args.ids {

@@ -17,7 +17,6 @@ use dlfs::order::report::{
 };
 use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Sharding, Tail, mixture};
 use dlfs::prefetch::{LoaderOptions, TokenLengths};
-use dlfs::reader::ReaderOptions;
 use dlfs::units::Epoch;
 
 use crate::args::{ConnectionArgs, ImageArgs, check_shard, unweighted};
@@ -87,10 +86,9 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         return report_first_epoch(&args, &spec);
     }
     let budget = args.tokens.budget().map_err(usage)?;
-    let image = args.image.open(&args.connection)?;
+    let dataset = args.image.open_dataset(&args.connection)?;
     if args.mix.is_given() {
-        let first = Dataset::from_image(image, ReaderOptions::default());
-        let mixture = args.mix.mixture(&first, &args.connection)?;
+        let mixture = args.mix.mixture(&dataset, &args.connection)?;
         let mixture = mixture.expect("there is something to mix");
         if budget.is_none() {
             return report_mixture(&args, &spec, &mixture);
@@ -99,11 +97,10 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         return report_budget(&args, &spec, mixture.datasets(), &start);
     }
     if budget.is_some() {
-        let dataset = Dataset::from_image(image, ReaderOptions::default());
         let start = |options| Sampler::new(&dataset, options);
         return report_budget(&args, &spec, std::slice::from_ref(&dataset), &start);
     }
-    report_order(&args, &spec, image.directory())
+    report_order(&args, &spec, dataset.directory())
 }
 
 /// Reports an epoch of an order over all samples of an image, and each rank's share of it.

@@ -3,10 +3,9 @@
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use dlfs::dataset::{Dataset, RowPlan};
+use dlfs::dataset::RowPlan;
 use dlfs::options::{Order, Rows};
 use dlfs::prefetch::LoaderOptions;
-use dlfs::reader::ReaderOptions;
 
 use crate::args::{ConnectionArgs, ImageArgs, unweighted};
 use crate::exit::{Failure, Outcome, usage};
@@ -55,8 +54,7 @@ pub(crate) struct PlanArgs {
 pub(crate) fn run(Action::Plan(args): Action) -> Result<Outcome, Failure> {
     let order = unweighted(&args.order, 1)?.started(1);
     let rows = args.rows.options(Some(1)).map_err(usage)?.expect("--seq-len is required");
-    let image = args.image.open(&args.connection)?;
-    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let dataset = args.image.open_dataset(&args.connection)?;
     let mixture = args.mix.mixture(&dataset, &args.connection)?;
     let options = LoaderOptions::new(order, 1, args.epoch.saturating_add(1));
     let seq_len = rows.seq_len;

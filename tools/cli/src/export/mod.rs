@@ -358,7 +358,6 @@ trait Sink {
 }
 
 /// A file to write.
-#[derive(Debug)]
 struct NewFile<'a> {
     sample: SampleId,
     /// The file's name in the image.

@@ -19,7 +19,6 @@ use super::report::{Answers, Report};
 use crate::net::{connect, left, read_within};
 
 /// The addresses in the order in which they were given.
-#[derive(Debug)]
 pub(super) struct Fleet {
     watched: Vec<Watched>,
     interval: Duration,
@@ -27,7 +26,7 @@ pub(super) struct Fleet {
 }
 
 /// An address with its last answers.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Watched {
     address: String,
     /// The answer before the last one, of the same process or of an earlier one.
@@ -42,7 +41,6 @@ struct Watched {
 }
 
 /// Failed requests of an address without an answer in between.
-#[derive(Debug)]
 struct Failure {
     /// The reason of the last one.
     why: String,
@@ -143,7 +141,6 @@ const LATE: &str = "no answer so far";
 const RESTART_SHOWN_SECONDS: f64 = 60.0;
 
 /// An answer of an address, from its thread.
-#[derive(Debug)]
 pub(super) struct Answer {
     /// The index of the address.
     pub(super) index: usize,
