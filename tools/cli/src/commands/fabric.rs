@@ -27,7 +27,7 @@ use crate::out::{Out, known, safe_name};
 pub(crate) struct DiscoverArgs {
     /// The discovery service
     #[arg(value_name = "HOST[:PORT]", value_parser = parse_service)]
-    service: (String, u16),
+    place: (String, u16),
     /// Print one line of JSON for each record
     #[arg(long)]
     json: bool,
@@ -36,7 +36,7 @@ pub(crate) struct DiscoverArgs {
 }
 
 pub(crate) fn discover(args: DiscoverArgs) -> Result<Outcome, Failure> {
-    let (host, port) = &args.service;
+    let (host, port) = &args.place;
     let records = tcp::discover(host, *port, &args.connection.options(false)?)?;
     let mut out = Out::new();
     for record in &records {
