@@ -20,7 +20,7 @@ use dlfs::format::superblock_set::SuperblockCopies;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{self, Completion, ConnectOptions, Device, Direct, Io, Namespace, QueuePair};
 
-use crate::job::{Engine, Job, name_of_value};
+use crate::job::{Engine, Job, value_name};
 use crate::workload::Random;
 
 /// An opened target, from which each job's thread makes its own queue pair.
@@ -126,10 +126,7 @@ pub(crate) fn check_name(job: &Job) -> Result<(), String> {
 /// `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
 pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     let text = if name.trim_start().starts_with("trtype=") {
-        name.split_whitespace()
-            .map(|name_of_value| name_of_value.replacen('=', ":", 1))
-            .collect::<Vec<_>>()
-            .join(" ")
+        name.split_whitespace().map(|word| word.replacen('=', ":", 1)).collect::<Vec<_>>().join(" ")
     } else {
         name.to_owned()
     };
@@ -204,7 +201,7 @@ fn device(
         (Address::Objects(_) | Address::Named(_), _) | (Address::Path(_), Engine::Spdk) => {
             return Err(format!(
                 "{name} is no namespace for ioengine={}",
-                name_of_value(job.ioengine)
+                value_name(job.ioengine)
             ));
         }
         (Address::Path(path), _) => {
@@ -234,7 +231,7 @@ fn device(
     }
     let device = open(writable)?;
     if writable && device.namespace().read_only {
-        return Err(format!("{name} is read-only, and rw={} writes", name_of_value(job.rw)));
+        return Err(format!("{name} is read-only, and rw={} writes", value_name(job.rw)));
     }
     Ok(device)
 }

@@ -74,7 +74,7 @@ pub(crate) enum Order {
 }
 
 /// The name of a value on the command line.
-pub(crate) fn name_of_value(value: impl ValueEnum) -> String {
+pub(crate) fn value_name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
 

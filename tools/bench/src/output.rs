@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use crate::job::{Engine, Job, Pattern, name_of_value};
+use crate::job::{Engine, Job, Pattern, value_name};
 use crate::request::{Format, Given, Request};
 use crate::run::Task;
 use crate::samples::SampleFigures;
@@ -139,7 +139,7 @@ fn summary_of(job: &Job) -> String {
         let samples = &job.samples;
         return format!(
             "rw=samples, order={}, batch_size={}, epochs={}, prefetch_window={}",
-            name_of_value(samples.order),
+            value_name(samples.order),
             samples.batch_size,
             samples.epochs,
             binary(samples.prefetch_window as f64)
@@ -152,8 +152,8 @@ fn summary_of(job: &Job) -> String {
     });
     format!(
         "rw={}, bs=(R) {reads}, (W) {writes}, ioengine={}, iodepth={}",
-        name_of_value(job.rw),
-        name_of_value(job.ioengine),
+        value_name(job.rw),
+        value_name(job.ioengine),
         job.iodepth
     )
 }

@@ -16,7 +16,7 @@ use dlfs::dataset::Image;
 use dlfs::qpair::Cpus;
 
 use crate::engine::{Targets, check_name, name_of};
-use crate::job::{Engine, Job, Pattern, name_of_value};
+use crate::job::{Engine, Job, Pattern, value_name};
 use crate::output::Entry;
 use crate::request::{MAX_JOBS, POINTER, Request};
 use crate::samples::{loader_options, open_image, run_samples};
@@ -74,7 +74,7 @@ pub(crate) fn tasks(request: &Request) -> Result<Vec<Task>, String> {
 /// Checks a job as far as possible without its target.
 fn check(job: &Job, request: &Request) -> Result<(), String> {
     if job.rw.writes() && request.run.readonly {
-        return Err(format!("rw={} writes, and readonly was asked for", name_of_value(job.rw)));
+        return Err(format!("rw={} writes, and readonly was asked for", value_name(job.rw)));
     }
     if name_of(job, 0).is_none() && job.ioengine != Engine::Null {
         return Err("no target: filename= (or directory=) is missing".to_owned());

@@ -219,14 +219,8 @@ impl fuser::Filesystem for Filesystem {
         match self.node(inode) {
             Ok(Node::File(file)) => {
                 let opens = offset == 0 && self.passthrough.is_none();
-                self.reads.read(ReadPart {
-                    file,
-                    offset,
-                    size,
-                    asked: Instant::now(),
-                    opens,
-                    reply,
-                })
+                let asked = Instant::now();
+                self.reads.read(ReadPart { file, offset, size, asked, opens, reply })
             }
             Ok(Node::Folder(_)) => reply.error(Errno::EISDIR),
             Err(errno) => reply.error(errno),

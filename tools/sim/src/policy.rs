@@ -13,7 +13,7 @@ use dlfs::permutation::{Key, Permutation};
 
 use crate::by_hash::{self, ByHash};
 use crate::copies::{Copies, FirstTouch, NoCopies, PlanUse, Planned, SingleCopies, slice};
-use crate::engine::{Engine, Job, Outcome, Rules, WriteOverlap};
+use crate::engine::{Engine, Job, Outcome, Rules, Sequence, WriteOverlap};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
 
@@ -348,12 +348,7 @@ impl Simulation {
     }
 
     /// Trains after each node has loaded `copies.used` bytes into its tiers, all tiers in parallel.
-    fn loaded(
-        &self,
-        copies: SingleCopies,
-        rules: Rules,
-        sequence: &dyn Fn(u32) -> Vec<u32>,
-    ) -> Outcome {
+    fn loaded(&self, copies: SingleCopies, rules: Rules, sequence: &Sequence<'_>) -> Outcome {
         let model = &self.job.model;
         let load_ns = |(tier, &bytes): (usize, &u64)| {
             let stage = &model.tiers[tier];

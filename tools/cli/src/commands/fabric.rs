@@ -204,13 +204,13 @@ fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<TcpAddress> {
     // Without a discovery service on this port, or if it lists only other subsystems, the path is this
     // address.
     let records = tcp::discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
-    let is_listed =
+    let is_ours =
         |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
     let at = |traddr: &str, trsvcid| {
         let traddr = traddr.to_owned();
         TcpAddress { traddr, trsvcid, nsid: None, ..address.clone() }
     };
-    let listed = records.iter().filter(is_listed);
+    let listed = records.iter().filter(is_ours);
     let listed = listed.filter_map(|record| Some(at(record.traddr()?, record.port()?)));
     let mut paths: Vec<TcpAddress> = listed.collect();
     if paths.is_empty() {

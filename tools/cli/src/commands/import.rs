@@ -548,10 +548,8 @@ fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
 
 /// Prints the kinds of files, those with the most bytes first if each file is a sample.
 fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
-    let (shown, others) = match taken.split_at_checked(MAX_EXTENSIONS) {
-        Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => {
-            (shown, &taken[MAX_EXTENSIONS..])
-        }
+    let (shown, others) = match taken.split_at_checked(MAX_SHOWN) {
+        Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MAX_SHOWN..]),
         _ => (taken, &[][..]),
     };
     for taken in shown {
@@ -598,7 +596,7 @@ fn within(entry: &BadEntry) -> Option<String> {
 }
 
 /// The most lines for extensions of files that are samples; one more line sums up the others.
-const MAX_EXTENSIONS: usize = 6;
+const MAX_SHOWN: usize = 6;
 /// The range of `--chunk-size`, in bytes.
 const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
 const EXAMPLES: &str = "\

@@ -92,9 +92,9 @@ fn check_other_file(out: &mut Out, file: &Path, secret_error: dlfs::Error) -> Re
         return out.line(format!("one key of TLS, for TLS_{suite}"));
     }
     match read_hosts(file) {
-        Ok(hosts) => hosts
-            .iter()
-            .try_for_each(|(nqn, keys)| out.line(format!("{nqn}: {}", describe_keys(keys)))),
+        Ok(hosts) => {
+            hosts.iter().try_for_each(|(nqn, keys)| out.line(format!("{nqn}: {}", describe(keys))))
+        }
         Err(hosts_error) => {
             Err(if begins_with(b"[[host]]") { hosts_error } else { secret_error }.into())
         }
@@ -102,7 +102,7 @@ fn check_other_file(out: &mut Out, file: &Path, secret_error: dlfs::Error) -> Re
 }
 
 /// The keys of a host in a hosts file, in words.
-fn describe_keys(keys: &HostKeys) -> String {
+fn describe(keys: &HostKeys) -> String {
     let mutual = match keys.ctrl_secret {
         Some(_) => "the target proves itself on demand",
         None => "the target has no key to prove itself with",

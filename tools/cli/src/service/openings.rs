@@ -73,7 +73,7 @@ impl<P> Openings<P> {
 
     /// The purposes of all openings in progress.
     pub(super) fn purposes(&self) -> impl Iterator<Item = &P> {
-        self.in_progress.iter().map(|in_progress| &in_progress.purpose)
+        self.in_progress.iter().map(|opening| &opening.purpose)
     }
 
     /// Openings that have ended, or whose time is over, with their results.

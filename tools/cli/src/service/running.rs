@@ -164,9 +164,9 @@ impl Service {
     fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
         let running = self.subsystems.iter().flat_map(|running| &running.listeners);
         let mut known = running.chain(&self.inherited);
-        let listens_there =
+        let is_there =
             |socket: &&TcpListener| socket.local_addr().is_ok_and(|local| local == address);
-        match known.find(listens_there) {
+        match known.find(is_there) {
             Some(socket) => Ok(socket.try_clone()?),
             None => dlfs::target::listen(address),
         }
