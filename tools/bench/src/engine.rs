@@ -271,6 +271,7 @@ fn append_random(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
+/// The length of the writes that extend a file.
 const LAYOUT_CHUNK_BYTES: usize = 1 << 20;
 
 /// Checks that a block device is not in use, unless the job consents.

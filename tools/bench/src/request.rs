@@ -289,7 +289,9 @@ Examples:
   dlfs-bench --name=r --filename='nvme-tcp://node1/nqn.2026-11.io.dlfs:train' --rw=randread --iodepth=32
   dlfs-bench --name=s --filename=train.dlfs --rw=samples --order=grouped --batch_size=256 --thinktime=2ms
   dlfs-bench --output-format=json --output=out.json jobs.fio";
+/// The section whose options apply to the sections after it.
 const GLOBAL: &str = "global";
+/// The position of options of the command line, for messages.
 const COMMAND_LINE: &str = "command line";
 /// The most sections, and the most threads of all jobs.
 pub(crate) const MAX_JOBS: usize = 4096;

@@ -286,7 +286,9 @@ fn repeated(pattern: &[u8], offset: u64) -> impl Iterator<Item = u8> {
     pattern.iter().cycle().skip(first).copied()
 }
 
+/// The first bytes of a header.
 const MAGIC: [u8; 4] = *b"dBch";
+/// The length of a header.
 const HEADER_BYTES: usize = 32;
 /// The first 8 bytes of each page of this length differ from write to write.
 const SCRAMBLE_BYTES: usize = 4096;

@@ -134,6 +134,7 @@ pub(crate) struct LineQueue {
     lost: Arc<AtomicU64>,
 }
 
+/// A message to the thread that writes.
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),

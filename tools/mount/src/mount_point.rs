@@ -108,6 +108,7 @@ impl MountPoint {
 
 /// The program that mounts for users who are not root.
 const FUSERMOUNT: &str = "fusermount3";
+/// The timeout of a poll that does not wait.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The device of the file system at `path`. Asks only the kernel, since the file system may not answer.

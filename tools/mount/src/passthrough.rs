@@ -42,6 +42,7 @@ pub(crate) struct Passthrough {
     opened: Arc<AtomicU64>,
 }
 
+/// The state of all files.
 #[derive(Default)]
 struct PassthroughState {
     /// By inode number: the files with open handles, and those that are kept in memory.
@@ -52,6 +53,7 @@ struct PassthroughState {
     num_opens: u64,
 }
 
+/// The state of one file.
 #[derive(Default)]
 struct InodeState {
     /// Open handles.

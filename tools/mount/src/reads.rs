@@ -58,6 +58,7 @@ pub(crate) struct Reads {
 /// A sample that was read ahead: its epoch in the order, and the bytes of each field.
 type AheadFields = (Epoch, Arc<[Box<[u8]>]>);
 
+/// The requests that wait, and the leaders.
 #[derive(Default)]
 struct Queue {
     waiting: Vec<ReadPart>,

@@ -29,12 +29,14 @@ pub(crate) struct ByHash {
     fills: Vec<Vec<TierFills>>,
 }
 
+/// A tier of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     node: u16,
     tier: u8,
 }
 
+/// The state of the copy of one sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CopyState {
     /// Only the origin has the sample.

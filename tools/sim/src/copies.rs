@@ -96,6 +96,7 @@ pub(crate) struct PlanUse {
     pub(crate) peers: bool,
 }
 
+/// The planned copies of one node.
 struct NodePlan {
     /// The number of accesses that the staging threads have claimed.
     claimed: u64,
@@ -104,6 +105,7 @@ struct NodePlan {
     tiers: Vec<TierPlan>,
 }
 
+/// The planned copies of one tier, and how far they are made.
 struct TierPlan {
     /// Samples in the order of filling, which is the order of their addresses.
     fills: Vec<Fill>,
@@ -325,4 +327,5 @@ pub(crate) fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<us
 const NO_HOLDER: u32 = u32::MAX;
 /// Block addresses in a plan are below 2^40: [`block_len_bytes`] keeps them below 2^36 where it can.
 const TIER_SHIFT: u32 = 40;
+/// The bits of the block address in an entry of [`NodePlan::by_id`].
 const LBA_MASK: u64 = (1 << TIER_SHIFT) - 1;

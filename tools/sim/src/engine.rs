@@ -123,6 +123,7 @@ pub(crate) struct Engine<'a, C> {
     outcome: Outcome,
 }
 
+/// The state of one node.
 #[derive(Debug, Default)]
 struct Node {
     /// Accesses of the whole run.
@@ -147,6 +148,7 @@ struct Node {
     origin_reads: u32,
 }
 
+/// A sample in the staging buffer, or on its way there.
 #[derive(Debug, Clone, Copy)]
 struct Staged {
     len_bytes: u32,

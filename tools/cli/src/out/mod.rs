@@ -159,6 +159,7 @@ impl Formatter for SafeJson {
     }
 }
 
+/// The character that begins a style.
 const ESCAPE: char = '\x1b';
 /// The escape sequences of [`Out::bold`], [`Out::green`] and [`Out::dim`], each after its ESC.
 const STYLES: [&str; 4] = ["[0m", "[1m", "[2m", "[32;1m"];

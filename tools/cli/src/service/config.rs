@@ -110,6 +110,7 @@ struct ConfigFile {
     group: Vec<Spanned<toml::Table>>,
 }
 
+/// A table `[[subsystem]]` of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SubsystemTable {
@@ -132,6 +133,7 @@ struct SubsystemTable {
     limits: Option<Spanned<toml::Table>>,
 }
 
+/// A table `[[subsystem.namespace]]` of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NamespaceTable {
@@ -142,6 +144,7 @@ struct NamespaceTable {
     limit: Option<Spanned<toml::Table>>,
 }
 
+/// A string, or a list of strings.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum OneOrMore {

@@ -88,6 +88,7 @@ pub(crate) struct Control {
 /// The connected clients, in the order of their connections.
 type Clients = Arc<Mutex<Vec<Client>>>;
 
+/// A connected client.
 struct Client {
     stream: Arc<UnixStream>,
     /// Set while a request of the client is carried out.

@@ -99,6 +99,7 @@ struct SocketPlace {
     socket: PathBuf,
 }
 
+/// The level of the log to set.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Level {
@@ -373,5 +374,6 @@ pub(super) fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
+/// The end of the error for an unknown method.
 const METHODS: &str = "there are list-subsys, list-hosts, add-ns, remove-ns, add-host, drop-host, ana, limit, \
                         stats, log-level, reload and drain";

@@ -20,6 +20,7 @@ pub(crate) struct Openings<P> {
     threads: Arc<()>,
 }
 
+/// An opening in progress.
 struct Opening<P> {
     purpose: P,
     /// The time at which the opening fails.
@@ -27,6 +28,7 @@ struct Opening<P> {
     result: Receiver<OpenResult>,
 }
 
+/// The open namespaces, or the error of the first that could not be opened.
 type OpenResult = Result<Vec<ServedNamespace>>;
 
 impl<P> Openings<P> {

@@ -136,6 +136,7 @@ impl Watched {
     }
 }
 
+/// The error of an address whose first answer is late.
 const LATE: &str = "no answer so far";
 /// The time for which a restart is shown.
 const RESTART_SHOWN_SECONDS: f64 = 60.0;
@@ -228,7 +229,9 @@ fn body_of(answer: &[u8]) -> Result<&[u8], String> {
 
 /// Time limit of an answer, from connecting to its last byte.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// The longest answer.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// The most headers of an answer.
 const MAX_HEADERS: usize = 64;
 const TOO_LONG: &str = "the answer is longer than 16 MiB";
 const NOT_HTTP: &str = "the answer is not HTTP";
@@ -278,6 +281,7 @@ impl fmt::Display for MetricsAddress {
     }
 }
 
+/// The path of an address without one.
 const DEFAULT_PATH: &str = "/metrics";
 
 #[cfg(test)]

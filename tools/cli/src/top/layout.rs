@@ -177,6 +177,7 @@ fn shortened(text: &str, width: usize) -> String {
     format!("{begin}…{end}")
 }
 
+/// The style of titles.
 const TITLE: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ pub(super) enum Form {
     BadPerS,
 }
 
+/// A column with these fields, so that most columns below take one line.
 const fn column(
     title: &'static str,
     key: &'static str,
@@ -322,8 +323,11 @@ pub(super) fn age(seconds: f64) -> String {
 /// The units of [`rate`], each a thousand of the one before.
 const SCALES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
 
+/// Zero and unknown values.
 pub(super) const DIM: Style = Style::new().add_modifier(Modifier::DIM);
+/// Values that need attention.
 pub(super) const WARN: Style = Style::new().fg(Color::Yellow);
+/// Values that mean trouble.
 pub(super) const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 
 #[cfg(test)]

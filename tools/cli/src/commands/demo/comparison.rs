@@ -63,6 +63,7 @@ pub(super) struct Comparison<'a> {
     stop: Stop,
 }
 
+/// One way of reading.
 enum Way {
     Files(Box<FileReader>),
     Loader(Box<Loader>),
@@ -223,6 +224,7 @@ impl FileReader {
 const TURN_S: f64 = 0.4;
 /// The most epochs of a turn. Each loader's order has as many: a turn reads the last ones.
 const MAX_EPOCHS: u64 = 256;
+/// The most rounds.
 const MAX_ROUNDS: usize = 7;
 /// A round that would end after this limit is not started.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -212,12 +212,15 @@ pub(super) fn digests(device: &Arc<dyn Device>) -> Finding {
     Finding::good("digests", found.to_owned())
 }
 
+/// The time limit of a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// The most addresses of a host name to try.
 const MAX_ADDRESSES: usize = 4;
 /// The most hosts to try.
 const MAX_HOSTS: usize = 16;
 /// Below 5 Gb/s, packets of 1500 bytes are no bottleneck.
 const FAST_BYTES_PER_S: f64 = 625e6;
+/// The MTU of Ethernet without jumbo frames.
 const ETHERNET_MTU: u32 = 1500;
 
 #[cfg(test)]
