@@ -2,7 +2,7 @@
 //!
 //! `request.rs` parses the request. `run.rs` runs each job in a thread: one that reads a data set (`samples.rs`), or
 //! the loop of `worker.rs` over a queue pair of `engine.rs`. `workload.rs` generates the blocks, `stats.rs` counts,
-//! `output.rs` prints. Only the result goes to its stream; messages go to standard error, and there are none on
+//! `output/` prints. Only the result goes to its stream; messages go to standard error, and there are none on
 //! success.
 //!
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.

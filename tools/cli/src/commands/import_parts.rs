@@ -1,6 +1,6 @@
 //! `dlfs import-parts`: one import by many processes.
 //!
-//! `import.rs` has the options of sources and image; the work is in `src/import/import/many/`.
+//! `import/mod.rs` has the options of sources and image; the work is in `src/import/import/many/`.
 
 use std::path::PathBuf;
 

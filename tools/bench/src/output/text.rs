@@ -1,128 +1,13 @@
-//! Output: text in fio's layout, and JSON with fio's keys; figures that fio lacks are under `dlfs`.
+//! The result as text in fio's layout. Lines about samples and about the tool's overhead are added to fio's.
 
-use std::fs::File;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use serde_json::{Map, Value, json};
-
+use super::{Entry, VERSION, latency_shares};
 use crate::job::{Engine, Job, Pattern, value_name};
-use crate::request::{Format, Given, Request};
 use crate::run::Task;
 use crate::samples::SampleFigures;
 use crate::stats::{CALLS, DIRECTIONS, Direction, LEVELS, Latency, Stats, Summary, ratio, summary};
 
-/// The program's version; tools look for `fio-3`.
-pub(crate) const VERSION: &str = concat!("fio-3.42-dlfs-bench-", env!("CARGO_PKG_VERSION"));
-
-/// Prints `text` on standard output.
-///
-/// # Errors
-/// Standard output cannot be written.
-pub(crate) fn print(text: &str) -> Result<(), String> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(format!("cannot write to standard output: {error}"))
-        }
-        _ => Ok(()), // also if the reader has closed the pipe
-    }
-}
-
-/// The figures of one job, or of a group of jobs.
-pub(crate) struct Entry {
-    /// The job, or the first one of the group.
-    pub(crate) job: Arc<Job>,
-    /// The reporting group.
-    pub(crate) group: usize,
-    /// The number of jobs in the entry.
-    pub(crate) jobs: usize,
-    pub(crate) stats: Stats,
-}
-
-impl Entry {
-    pub(crate) fn new(task: &Task, stats: Stats) -> Entry {
-        Entry { job: Arc::clone(&task.job), group: task.group, jobs: 1, stats }
-    }
-}
-
-/// Merges the jobs of each group with `group_reporting`.
-fn merge_groups(entries: Vec<Entry>) -> Vec<Entry> {
-    let mut all: Vec<Entry> = Vec::new();
-    for entry in entries {
-        let is_grouped = |one: &Entry| one.job.group_reporting && one.group == entry.group;
-        match all.iter_mut().find(|one| entry.job.group_reporting && is_grouped(one)) {
-            Some(one) => {
-                one.jobs += 1;
-                one.stats.add(&entry.stats);
-            }
-            None => all.push(entry),
-        }
-    }
-    all
-}
-
-/// The stream of the result.
-pub(crate) struct Output {
-    formats: Vec<Format>,
-    /// The options that apply to all jobs.
-    global: Given,
-    /// The file of `--output`; `None`: standard output.
-    file: Option<(PathBuf, File)>,
-    /// Start of the run, in milliseconds since 1970.
-    began_ms: u64,
-}
-
-impl Output {
-    /// Creates the output file, so that a file that cannot be written fails before the run.
-    ///
-    /// # Errors
-    /// The message names the file.
-    pub(crate) fn create(request: &Request) -> Result<Output, String> {
-        let create = |path: &PathBuf| match File::create(path) {
-            Ok(file) => Ok((path.clone(), file)),
-            Err(error) => Err(cannot_write(path, &error)),
-        };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        Ok(Output {
-            formats: request.run.output_format.clone(),
-            global: request.global.clone(),
-            file: request.run.output.as_ref().map(create).transpose()?,
-            began_ms: now.map_or(0, |since| since.as_millis() as u64),
-        })
-    }
-
-    /// Writes the header, before the run.
-    pub(crate) fn header(&mut self, tasks: &[Task]) -> Result<(), String> {
-        let is_text = self.formats.contains(&Format::Normal);
-        if is_text { self.write(&header(tasks)) } else { Ok(()) }
-    }
-
-    /// Writes the result in the requested formats.
-    pub(crate) fn result(&mut self, entries: Vec<Entry>) -> Result<(), String> {
-        let entries = merge_groups(entries);
-        let texts = self.formats.iter().map(|format| match format {
-            Format::Normal => result(&entries),
-            Format::Json => document(self.began_ms, &self.global, &entries),
-        });
-        let text: String = texts.collect();
-        self.write(&text)
-    }
-
-    fn write(&mut self, text: &str) -> Result<(), String> {
-        let Some((path, file)) = &mut self.file else { return print(text) };
-        file.write_all(text.as_bytes()).map_err(|error| cannot_write(path, &error))
-    }
-}
-
-fn cannot_write(path: &Path, error: &std::io::Error) -> String {
-    format!("cannot write {}: {error}", path.display())
-}
-
 /// The header, printed before the run.
-pub(crate) fn header(tasks: &[Task]) -> String {
+pub(super) fn header(tasks: &[Task]) -> String {
     let mut text = String::new();
     for Task { job, group, .. } in tasks.iter().filter(|task| task.number == 0) {
         let more = if job.numjobs > 1 { "...\n" } else { "" };
@@ -159,7 +44,7 @@ fn summary_of(job: &Job) -> String {
 }
 
 /// The figures of all entries, then of the groups.
-pub(crate) fn result(entries: &[Entry]) -> String {
+pub(super) fn result(entries: &[Entry]) -> String {
     let mut text: String = entries.iter().map(entry_text).collect();
     let mut groups: Vec<usize> = entries.iter().map(|entry| entry.group).collect();
     groups.dedup();
@@ -266,29 +151,6 @@ fn percentiles(clat: &Latency, list: &[f64]) -> String {
         text += &format!("     | {}\n", cells.collect::<Vec<_>>().join(", "));
     }
     text
-}
-
-/// For each unit, the upper limits of the steps with their percent; latencies above all limits come last, as
-/// `>=2000`.
-fn latency_shares(stats: &Stats) -> Vec<(&'static str, Vec<(String, f64)>)> {
-    let steps = [2_u64, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
-    let units = [("nsec", 1_u64), ("usec", 1_000), ("msec", 1_000_000)];
-    let mut limits: Vec<u64> = units.iter().flat_map(|u| steps.iter().map(|s| s * u.1)).collect();
-    limits.push(2_000_000_000);
-    let [reads, writes] = stats.directions.each_ref().map(|d| d.clat.below(&limits));
-    let counts: Vec<u64> =
-        reads.iter().zip(&writes).map(|(reads, writes)| reads + writes).collect();
-    let all = counts.iter().sum::<u64>().max(1) as f64;
-    let mut percents = counts.iter().map(|&count| 100.0 * count as f64 / all);
-    let mut shares = Vec::new();
-    for (unit, _) in units {
-        let mut names: Vec<String> = steps.iter().map(u64::to_string).collect();
-        if unit == "msec" {
-            names.extend(["2000".to_owned(), ">=2000".to_owned()]);
-        }
-        shares.push((unit, names.into_iter().zip(&mut percents).collect()));
-    }
-    shares
 }
 
 /// The lines about queue depths.
@@ -401,7 +263,7 @@ fn short(value: f64, base: f64, units: &[&str]) -> String {
 }
 
 /// A plain count: `950`, `1607k`.
-pub(crate) fn count(value: f64) -> String {
+fn count(value: f64) -> String {
     short(value.round(), 1000.0, &["", "k", "M", "G", "T"])
 }
 
@@ -416,7 +278,7 @@ fn decimal(bytes: f64) -> String {
 }
 
 /// Bytes per second in both units.
-pub(crate) fn rate(bytes_per_s: f64) -> String {
+fn rate(bytes_per_s: f64) -> String {
     format!("{}/s ({}/s)", binary(bytes_per_s), decimal(bytes_per_s))
 }
 
@@ -427,153 +289,6 @@ fn latency_unit(min: u64, max: u64) -> (&'static str, f64) {
         (2_001.., 100_000..) => ("usec", 1e3),
         _ => ("nsec", 1.0),
     }
-}
-
-/// The JSON document of a run that began at `began_ms` milliseconds since 1970.
-fn document(began_ms: u64, global: &Given, entries: &[Entry]) -> String {
-    let now_ms =
-        began_ms + entries.iter().map(|entry| entry.stats.elapsed_s * 1000).max().unwrap_or(0);
-    let mut top = json!({
-        "fio version": VERSION,
-        "timestamp": now_ms / 1000,
-        "timestamp_ms": now_ms,
-        "jobs": entries.iter().map(|entry| job(entry, began_ms)).collect::<Vec<_>>(),
-    });
-    if !global.is_empty() {
-        top["global options"] = options(global);
-    }
-    format!("{top:#}\n")
-}
-
-/// Options as a JSON object.
-fn options(given: &Given) -> Value {
-    given.iter().map(|(key, value)| (key.clone(), value.as_str())).collect()
-}
-
-/// An entry as a JSON object.
-fn job(entry: &Entry, began_ms: u64) -> Value {
-    let Entry { job, stats, .. } = entry;
-    let [read, write] = &stats.directions;
-    let [level, submit, complete] = stats.depths.percent();
-    let [user, sys] = stats.cpu.percent();
-    let [switches, majf, minf] = stats.cpu.events();
-    let mut out = json!({
-        "jobname": job.name,
-        "groupid": entry.group,
-        "job_start": began_ms + stats.began_ms,
-        "error": stats.first_error,
-        "eta": 0,
-        "elapsed": stats.elapsed_s,
-        "job options": options(&job.given),
-        "read": direction(&job.percentile_list, read),
-        "write": direction(&job.percentile_list, write),
-        "trim": direction(&job.percentile_list, &Direction::default()),
-        "sync": {
-            "total_ios": stats.sync.len(),
-            "lat_ns": latency(&stats.sync, &job.percentile_list),
-        },
-        "job_runtime": stats.runtime_ms,
-        "usr_cpu": user,
-        "sys_cpu": sys,
-        "ctx": switches,
-        "majf": majf,
-        "minf": minf,
-        "iodepth_level": named(&LEVELS, level),
-        "iodepth_submit": named(&CALLS, submit),
-        "iodepth_complete": named(&CALLS, complete),
-        "latency_depth": job.iodepth,
-        "latency_target": 0,
-        "latency_percentile": 100.0,
-        "latency_window": 0,
-        "dlfs": dlfs_figures(entry),
-    });
-    for ((_, steps), key) in
-        latency_shares(stats).into_iter().zip(["latency_ns", "latency_us", "latency_ms"])
-    {
-        out[key] = steps.into_iter().collect();
-    }
-    if stats.errors > 0 {
-        out["total_err"] = stats.errors.into();
-        out["first_error"] = stats.first_error.into();
-    }
-    out
-}
-
-/// The figures of one direction as a JSON object.
-fn direction(percentiles: &[f64], d: &Direction) -> Value {
-    let bandwidth = summary(&d.bandwidth);
-    let iops = summary(&d.iops);
-    json!({
-        "io_bytes": d.bytes,
-        "io_kbytes": d.bytes / 1024,
-        "bw_bytes": d.bytes_per_s() as u64,
-        "bw": (d.bytes_per_s() / 1024.0) as u64,
-        "iops": d.ios_per_s(),
-        "runtime": d.runtime_ms,
-        "total_ios": d.ios,
-        "short_ios": d.short_ios,
-        "drop_ios": 0,
-        "slat_ns": latency(&d.slat, &[]),
-        "clat_ns": latency(&d.clat, percentiles),
-        "lat_ns": latency(&d.lat, &[]),
-        "bw_min": bandwidth.min as u64,
-        "bw_max": bandwidth.max as u64,
-        "bw_agg": d.bandwidth_share().min(100.0),
-        "bw_mean": bandwidth.mean,
-        "bw_dev": bandwidth.deviation,
-        "bw_samples": bandwidth.samples,
-        "iops_min": iops.min as u64,
-        "iops_max": iops.max as u64,
-        "iops_mean": iops.mean,
-        "iops_stddev": iops.deviation,
-        "iops_samples": iops.samples,
-    })
-}
-
-/// A kind of latency as a JSON object.
-fn latency(latency: &Latency, percentiles: &[f64]) -> Value {
-    let mut out = json!({
-        "min": latency.min(),
-        "max": latency.max(),
-        "mean": latency.mean(),
-        "stddev": latency.stdev(),
-        "N": latency.len(),
-    });
-    if !latency.is_empty() && !percentiles.is_empty() {
-        let values = percentiles.iter().map(|&p| (format!("{p:.6}"), latency.percentile(p)));
-        out["percentile"] = values.collect();
-    }
-    out
-}
-
-/// Shares with their names as a JSON object.
-fn named(names: &[&str; 7], shares: [f64; 7]) -> Value {
-    names.iter().zip(shares).map(|(name, share)| (*name, share)).collect()
-}
-
-/// Figures that fio lacks.
-fn dlfs_figures(entry: &Entry) -> Value {
-    let mut out = Map::new();
-    out.insert("verified".to_owned(), entry.stats.verified.into());
-    if let Some(ns) = entry.stats.cpu_ns_per_io() {
-        out.insert("cpu_ns_per_io".to_owned(), ns.into());
-        if entry.job.ioengine == Engine::Null {
-            out.insert("overhead_ns_per_io".to_owned(), ns.into());
-        }
-    }
-    if entry.stats.errors > 0 {
-        out.insert("first_error_message".to_owned(), entry.stats.message.as_str().into());
-    }
-    if let Some(figures) = &entry.stats.samples {
-        let mut samples = json!(figures);
-        samples["samples_per_s"] = figures.samples_per_s().into();
-        samples["batches_per_s"] = figures.batches_per_s().into();
-        samples["accelerator_utilisation_percent"] = figures.utilisation().into();
-        samples["cpu_s_per_gb"] = figures.cpu_s_per_gb().into();
-        samples["cpu_s_per_million_samples"] = figures.cpu_s_per_million().into();
-        out.insert("samples".to_owned(), samples);
-    }
-    out.into()
 }
 
 #[cfg(test)]
