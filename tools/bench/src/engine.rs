@@ -21,7 +21,7 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{self, Completion, ConnectOptions, Device, Direct, Io, Namespace, QueuePair};
 
 use crate::job::{Engine, Job, value_name};
-use crate::workload::Random;
+use crate::random::Random;
 
 /// An opened target, from which each job's thread makes its own queue pair.
 #[derive(Clone)]

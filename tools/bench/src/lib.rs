@@ -1,23 +1,26 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
 //! `request.rs` parses the request. `run.rs` runs each job in a thread: one that reads a data set (`samples.rs`), or
-//! the loop of `worker.rs` over a queue pair of `engine.rs`. `workload.rs` generates the blocks, `stats.rs` counts,
-//! `output/` prints. Only the result goes to its stream; messages go to standard error, and there are none on
-//! success.
+//! the loop of `worker.rs` over a queue pair of `engine.rs`. `positions.rs` chooses the blocks, `content.rs` generates
+//! and verifies their bytes, `rates.rs` delays them, `stats.rs` counts, `output/` prints. Only the result goes to its
+//! stream; messages go to standard error, and there are none on success.
 //!
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
+mod content;
 mod engine;
 mod job;
 mod job_file;
 mod output;
+mod positions;
+mod random;
+mod rates;
 mod request;
 mod run;
 mod samples;
 mod stats;
 mod values;
 mod worker;
-mod workload;
 
 use std::ffi::OsString;
 use std::sync::atomic::Ordering;

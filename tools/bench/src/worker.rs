@@ -16,11 +16,14 @@ use dlfs::qpair::readiness::Readiness;
 use dlfs::qpair::{Completion, Io, IoError, IoOp, Notice, QueuePair};
 use dlfs::units::Lba;
 
+use crate::content::Content;
 use crate::engine::Target;
 use crate::job::{Engine, Job};
+use crate::positions::Positions;
+use crate::random::derive;
+use crate::rates::Rates;
 use crate::stats::{CpuUse, SAMPLE_INTERVAL, Stats};
 use crate::values::Size;
-use crate::workload::{Content, Positions, Rates, derive};
 
 /// An outstanding I/O, or a free buffer.
 #[derive(Default)]

@@ -1,0 +1,235 @@
+//! The bytes of a job's blocks: generated before a write, verified after a read.
+//!
+//! # Headers of blocks
+//!
+//! With `verify=crc32c` each interval of a block begins with a header. All lengths of blocks are multiples of an
+//! interval, so that each interval can be verified by itself, even if blocks have partly overwritten each other:
+//!
+//! | bytes  | field    | meaning                                                        |
+//! |--------|----------|----------------------------------------------------------------|
+//! | 0..4   | `magic`  | `dBch`                                                         |
+//! | 4..8   | `crc`    | CRC32C of all bytes after this field, up to the interval's end |
+//! | 8..16  | `offset` | where the interval lies on the target, in bytes                |
+//! | 16..24 | `seed`   | of the job that wrote it                                       |
+//! | 24..32 | `len`    | bytes of the interval                                          |
+
+use dlfs::checksum::crc32c;
+
+use crate::job::{Job, Verify};
+use crate::random::{Random, derive};
+
+/// Generates and verifies the bytes of blocks.
+pub(crate) struct Content {
+    verify: Verify,
+    /// The bytes of `verify=pattern`, repeated from offset 0 of the target.
+    pattern: Vec<u8>,
+    /// The length that one header covers: the greatest that divides all blocks, but at least the header itself.
+    interval: u64,
+    seed: u64,
+    /// Fills the buffer anew for each write; otherwise only the first bytes of each page change.
+    refill: bool,
+    random: Random,
+}
+
+/// An error in a block: the offset of the first wrong byte or of the interval, and a sentence.
+pub(crate) type ContentError = (u64, String);
+
+impl Content {
+    /// `seed` must be the same in the job that writes and in the job that verifies.
+    pub(crate) fn new(job: &Job, seed: u64) -> Content {
+        Content {
+            verify: job.verify,
+            pattern: job.verify_pattern.clone(),
+            interval: job.block_sizes().into_iter().fold(0, divisor).max(HEADER_BYTES as u64),
+            seed,
+            refill: job.refill_buffers,
+            random: Random::new(derive(seed, 3)),
+        }
+    }
+
+    /// Fills a buffer that will be written repeatedly.
+    pub(crate) fn prepare(&mut self, bytes: &mut [u8]) {
+        self.random.fill(bytes);
+    }
+
+    /// Generates the bytes of a block to be written at `offset`.
+    pub(crate) fn stamp(&mut self, offset: u64, bytes: &mut [u8]) {
+        if self.verify == Verify::Pattern {
+            let pattern = repeated(&self.pattern, offset);
+            return bytes.iter_mut().zip(pattern).for_each(|(byte, value)| *byte = value);
+        }
+        if self.refill {
+            self.prepare(bytes);
+        }
+        // Makes each block different, which defeats deduplication.
+        for page in bytes.chunks_mut(SCRAMBLE_BYTES) {
+            let len = page.len().min(8);
+            self.random.fill(&mut page[..len]);
+        }
+        if self.verify == Verify::Crc32c {
+            for (at, piece) in intervals(offset, self.interval, bytes) {
+                write_header(piece, at, self.seed);
+            }
+        }
+    }
+
+    /// Verifies a block that was read at `offset`.
+    pub(crate) fn check(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ContentError> {
+        match self.verify {
+            Verify::None => Ok(()),
+            Verify::Pattern => {
+                let mut expected = repeated(&self.pattern, offset).zip(bytes.iter()).zip(offset..);
+                match expected.find(|((expected, byte), _)| expected != *byte) {
+                    None => Ok(()),
+                    Some(((expected, byte), offset)) => {
+                        let what = format!("byte is {byte:#04x}, expected {expected:#04x}");
+                        Err((offset, what))
+                    }
+                }
+            }
+            Verify::Crc32c => {
+                let mut all = intervals(offset, self.interval, bytes);
+                all.try_for_each(|(at, piece)| {
+                    check_interval(piece, at, self.seed).map_err(|what| (at, what))
+                })
+            }
+        }
+    }
+
+    /// Returns whether blocks are verified at all.
+    pub(crate) fn verifies(&self) -> bool {
+        self.verify != Verify::None
+    }
+}
+
+/// The greatest common divisor.
+fn divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { divisor(b, a % b) }
+}
+
+/// The intervals of a block. A rest shorter than an interval belongs to the interval before it. There are none if
+/// the block is too short for a header.
+fn intervals(
+    offset: u64,
+    interval: u64,
+    bytes: &mut [u8],
+) -> impl Iterator<Item = (u64, &mut [u8])> {
+    let len = bytes.len();
+    let interval = (interval as usize).min(len).max(1);
+    let whole = (len / interval).max(1);
+    let mut rest = bytes;
+    (0..whole).map_while(move |index| {
+        let all = std::mem::take(&mut rest);
+        let take = if index + 1 == whole { all.len() } else { interval };
+        let (piece, after) = all.split_at_mut(take);
+        rest = after;
+        (piece.len() >= HEADER_BYTES).then_some((offset + (index * interval) as u64, piece))
+    })
+}
+
+/// Writes the header of an interval at `offset`.
+fn write_header(piece: &mut [u8], offset: u64, seed: u64) {
+    let len = piece.len() as u64;
+    piece[0..4].copy_from_slice(&MAGIC);
+    piece[8..16].copy_from_slice(&offset.to_le_bytes());
+    piece[16..24].copy_from_slice(&seed.to_le_bytes());
+    piece[24..32].copy_from_slice(&len.to_le_bytes());
+    let crc = crc32c(&piece[8..]);
+    piece[4..8].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Verifies an interval that was read at `offset`; the error is a sentence.
+fn check_interval(piece: &[u8], offset: u64, seed: u64) -> Result<(), String> {
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| piece[at + i]));
+    if piece[0..4] != MAGIC {
+        return Err(format!("no header: magic is {:02x?}, expected {MAGIC:02x?}", &piece[0..4]));
+    }
+    let told = u32::from_le_bytes(std::array::from_fn(|i| piece[4 + i]));
+    let found = crc32c(&piece[8..]);
+    if told != found {
+        return Err(format!("CRC32C is {found:08x}, the header says {told:08x}"));
+    }
+    if word(8) != offset {
+        return Err(format!("it was written for offset {}", word(8)));
+    }
+    if word(16) != seed {
+        return Err(format!("another job wrote it (seed {:#x}, expected {seed:#x})", word(16)));
+    }
+    Ok(())
+}
+
+/// The bytes of `pattern` from `offset` on, as if it began at offset 0 of the target.
+fn repeated(pattern: &[u8], offset: u64) -> impl Iterator<Item = u8> {
+    let first = (offset % pattern.len() as u64) as usize;
+    pattern.iter().cycle().skip(first).copied()
+}
+
+/// The first bytes of a header.
+const MAGIC: [u8; 4] = *b"dBch";
+/// The length of a header.
+const HEADER_BYTES: usize = 32;
+/// The first 8 bytes of each page of this length differ from write to write.
+const SCRAMBLE_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::job_of_options;
+
+    fn content(verify: &str, bs: &str) -> Content {
+        let options = [("verify", verify), ("bs", bs), ("verify_pattern", "0x010203")];
+        Content::new(&job_of_options(&options), 9)
+    }
+
+    #[test]
+    fn stamped_blocks_are_accepted_and_any_change_is_found() {
+        for (verify, smallest) in [("crc32c", "8k"), ("crc32c", "1k"), ("pattern", "8k")] {
+            let mut content = content(verify, smallest);
+            let mut block = vec![0; 8192];
+            content.prepare(&mut block);
+            content.stamp(1 << 20, &mut block);
+            assert_eq!(content.check(1 << 20, &mut block), Ok(()));
+            for at in [0, 3, 7, 30, 100, 5000, 8191] {
+                block[at] ^= 0x10;
+                let wrong = content.check(1 << 20, &mut block).unwrap_err();
+                assert!(wrong.0 <= (1 << 20) + at as u64);
+                block[at] ^= 0x10;
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_that_overwrite_each_other_in_part_are_accepted_whatever_their_lengths() {
+        let split = [("rw", "randrw"), ("verify", "crc32c"), ("bssplit", "4k/50:6k/50")];
+        let mut content = Content::new(&job_of_options(&split), 9);
+        let mut target = vec![0; 16384];
+        content.prepare(&mut target);
+        for (at, len) in [(8192, 4096), (0, 6144), (4096, 6144), (4096, 4096), (10240, 6144)] {
+            content.stamp(at as u64, &mut target[at..at + len]);
+        }
+        for (at, len) in [(0, 4096), (0, 6144), (4096, 6144), (8192, 6144), (12288, 4096)] {
+            assert_eq!(content.check(at as u64, &mut target[at..at + len]), Ok(()), "{at}+{len}");
+        }
+    }
+
+    #[test]
+    fn a_block_of_another_place_or_another_job_is_found() {
+        let mut ours = content("crc32c", "8k");
+        let mut block = vec![0; 8192];
+        ours.stamp(8192, &mut block);
+        assert!(ours.check(0, &mut block).unwrap_err().1.contains("offset 8192"));
+        ours.seed = 10;
+        assert!(ours.check(8192, &mut block).unwrap_err().1.contains("another job"));
+    }
+
+    #[test]
+    fn buffers_are_random_and_no_two_writes_are_alike() {
+        let mut ours = content("0", "8k");
+        let mut block = vec![1; 8192];
+        ours.prepare(&mut block);
+        assert!(block.iter().filter(|&&b| b == 1).count() < 100);
+        let before = block.clone();
+        ours.stamp(0, &mut block);
+        assert!(before[..4096] != block[..4096] && before[4096..] != block[4096..]);
+    }
+}
