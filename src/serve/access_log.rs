@@ -1,9 +1,9 @@
-//! Events for a log of a target's hosts: each host that connects, is refused, fails to authenticate, is
-//! evicted, violates the protocol, times out or leaves.
+//! The access log of a target: each host that connects, is refused, fails to authenticate, is evicted, violates the
+//! protocol, times out or leaves.
 //!
-//! These events are for programs and complete; an [`AccessLog`] decides where they go. [`Warnings`] are for people and
-//! rate-limited: one line per kind and interval, with the number of warnings suppressed before it. Suppressed
-//! warnings still go to the log at level `INFO`, and to the access log.
+//! Each event goes to two readers. Programs get all of them: an [`AccessLog`] receives each as an [`AccessEvent`].
+//! People get lines in the process's log: of warnings, one line per kind and [`INTERVAL`] at level `WARN`, with the
+//! number of those suppressed before it ([`Warnings`]); suppressed ones are logged at `INFO`.
 //!
 //! A controller's connections may belong to several pollers. Each connection adds its counters when it
 //! ends. The last one drops the controller, which writes the totals to the access log ([`ControllerEnd`]).
@@ -24,7 +24,7 @@ use dlfs_nvme::nvme::{Nqn, Status};
 
 /// Receives the events of a target.
 ///
-/// The target calls it on the threads that move data. It must not block: it passes the event on, or drops it.
+/// The target calls it on the threads that move data, so it must not block: it passes an event on, or drops it.
 pub trait AccessLog: fmt::Debug + Send + Sync {
     /// Receives one event.
     fn tell(&self, event: &AccessEvent<'_>);
@@ -146,7 +146,7 @@ impl Teller {
     }
 }
 
-/// The kind of a warning; each kind has a rate limit of its own.
+/// The kind of a warning. Each kind is rate-limited separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WarningKind {
     /// A host is not on the allow-list.
@@ -166,7 +166,7 @@ pub(super) enum WarningKind {
 }
 
 impl WarningKind {
-    /// The verb for the target's action against the host.
+    /// The verb that begins the line in the log.
     fn verb(self) -> &'static str {
         match self {
             WarningKind::HostNotAllowed | WarningKind::NotAuthenticated => "refused",
@@ -177,7 +177,7 @@ impl WarningKind {
         }
     }
 
-    /// The access log's event.
+    /// The same as an event of the access log.
     fn event(self, why: &str) -> AccessKind<'_> {
         match self {
             WarningKind::HostNotAllowed | WarningKind::NoController | WarningKind::NoConnection => {
@@ -196,13 +196,16 @@ impl WarningKind {
 pub(super) struct Warnings {
     start: Instant,
     access: Arc<Teller>,
-    kinds: [Kind; 7],
+    /// Indexed by [`WarningKind`].
+    kinds: [KindState; 7],
 }
 
+/// The rate limit of one kind of warnings.
 #[derive(Debug, Default)]
-struct Kind {
+struct KindState {
     /// Earliest time of the next line, in milliseconds since `start`.
     next_ms: AtomicU64,
+    /// Warnings since the last line at `WARN`.
     suppressed: AtomicU64,
 }
 
@@ -250,10 +253,10 @@ impl Warnings {
     }
 }
 
-/// Commands and bytes that crossed a connection.
+/// Counters of a connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Traffic {
-    /// Commands on an I/O queue.
+    /// Commands that arrived on an I/O queue; 0 for an admin queue.
     pub(super) commands: u64,
     pub(super) sent_bytes: u64,
     pub(super) received_bytes: u64,
@@ -272,13 +275,12 @@ impl ControllerEnd {
         ControllerEnd { access, why: OnceLock::new(), traffic: Mutex::default() }
     }
 
-    /// Sets the reason why the controller ends. Only the first call counts: later reasons are its
-    /// consequences.
+    /// Sets the reason why the controller ends. Only the first call counts: later reasons are consequences of that one.
     pub(super) fn because(&self, why: impl Into<Cow<'static, str>>) {
         let _ = self.why.set(why.into()); // a reason is set already
     }
 
-    /// Adds the counters of one of its connections, which ends.
+    /// Adds the counters of a connection that ends.
     pub(super) fn add(&self, traffic: &Traffic) {
         let mut sum = self.traffic.lock();
         sum.commands += traffic.commands;
@@ -307,22 +309,24 @@ impl ControllerEnd {
     }
 }
 
-/// Reason for refusing a Connect, with dword 0 of the response.
+/// A refusal of a Connect: the status and dword 0 of the response, and the reason for the logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
     pub(super) dw0: u32,
-    /// The kind of the warning. `None`: the refusal appears in the access log only.
+    /// The kind of the warning. `None`: the refusal is no warning; it goes to the access log and is logged at `INFO`.
     pub(super) kind: Option<WarningKind>,
     /// The reason, for the operator's log.
     pub(super) why: Cow<'static, str>,
 }
 
 impl Refusal {
+    /// An invalid parameter at `offset` of the command.
     pub(super) fn command(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal::invalid(InvalidParameter { offset, in_data: false }, why)
     }
 
+    /// An invalid parameter at `offset` of the Connect data.
     pub(super) fn data(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal::invalid(InvalidParameter { offset, in_data: true }, why)
     }
@@ -344,6 +348,7 @@ pub(super) fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
     Refusal { status, dw0: 0, kind: Some(WarningKind::NoController), why: why.into() }
 }
 
+/// Shortest time between two lines of one kind at level `WARN`.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! Admin and Fabrics commands on a connected queue: Identify, features, log pages, properties.
+//! Execution of admin commands, and of Fabrics commands on a connected queue: Identify, features, log pages,
+//! properties.
+//!
+//! Each command becomes an [`Answer`]; the connection sends it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -6,7 +9,7 @@ use std::sync::atomic::Ordering;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::events::AnaState;
+use super::ana::AnaState;
 use super::subsystem::{Controller, Subsystem};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord, Property};
@@ -23,7 +26,7 @@ pub(super) enum Answer {
     Done(u64),
     /// Success, with these data; the host receives zeros for the rest of its buffer.
     Data(Vec<u8>),
-    /// No response yet: an asynchronous event request.
+    /// No response yet: an Asynchronous Event Request, which completes with an event.
     Pending,
     /// An error.
     Fail(Status),
@@ -60,6 +63,7 @@ pub(super) fn execute(
     }
 }
 
+/// Executes Property Get, Property Set, and a second Connect, which fails.
 fn fabrics(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe, fctype: u8) -> Answer {
     match (fctype, sqe.property()) {
         (fctype::PROPERTY_GET, Some(Property::Cap)) => Answer::Done(subsystem.cap().0),
@@ -391,5 +395,5 @@ pub(super) const MAX_ASYNC_EVENTS: u8 = 4;
 /// Maximum in-capsule data of an I/O command.
 pub(super) const IO_CAPSULE_DATA_BYTES: u32 = 16 << 10;
 
-/// Recommended number of entries of an admin queue.
+/// Entries of an admin queue that the discovery log recommends.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;

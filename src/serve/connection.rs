@@ -1,6 +1,9 @@
 //! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
-mod security;
+mod authentication;
+mod draining;
+mod progress;
+mod tls;
 mod waiting;
 
 use std::fmt;
@@ -13,10 +16,12 @@ use zerocopy::FromBytes;
 
 use super::access_log::{Refusal, Traffic, WarningKind, Who};
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
-use super::hosts::{HostId, Peer};
+use super::hosts::HostId;
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
+use super::peers::Peer;
 use super::stats::{Arrivals, Commands, Counters};
 use super::subsystem::Queue;
+use authentication::{Authentication, is_authentication};
 use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_io::qpair::Completion;
 use dlfs_nvme::auth::Concatenation;
@@ -28,49 +33,54 @@ use dlfs_nvme::tcp::controller::{
     CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
 };
 use dlfs_nvme::tcp::{Digests, ProtocolError};
-pub(super) use security::Scratch;
-use security::{Authentication, Carriage, LATE_HANDSHAKE, is_authentication};
-use waiting::{Arrived, Need, Progress, Waiting};
+use progress::{Arrived, Progress};
+pub(super) use tls::Scratch;
+use tls::{LATE_HANDSHAKE, Transport};
+use waiting::{Need, Waiting};
 
 /// One connection of a host.
 pub(super) struct HostConnection {
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
     local: SocketAddr,
-    /// Index and generation, as in the tags of the connection's I/O.
+    /// Index of the connection in its poller's table.
     index: usize,
+    /// Distinguishes the connection from earlier ones with the same index: see [`Tag`].
     pub(super) generation: u32,
     /// Index of the poller that serves the connection.
     poller: usize,
-    /// The transport of the bytes: plain, or inside TLS.
-    carriage: Carriage,
+    /// The transport: plain TCP, or TLS over it.
+    transport: Transport,
     protocol: Connection,
     /// The queue, once Connect has succeeded.
     pub(super) queue: Option<Queue>,
-    /// True once the queue may be used: its host has authenticated, or need not.
+    /// True once the queue may be used: the host has authenticated, or does not have to.
     is_authenticated: bool,
     /// The authentication in progress.
     authentication: Option<Box<Authentication>>,
     waiting: Waiting,
-    /// Start of the wait for memory, by commands or by paused receiving. Each start of a waiting command
-    /// resets it.
+    /// Start of the wait for memory, of commands or of paused receiving. A waiting command that begins, or that waits
+    /// for something else than memory, sets it to the current time. `None`: nothing waits.
     waiting_since: Option<Instant>,
     /// True while receiving is paused until memory is free.
     pub(super) is_paused: bool,
-    /// Bytes of buffers that the device or the host currently uses.
+    /// Bytes of buffers that outstanding commands hold: device I/O, data being received, writes that wait.
     held_bytes: usize,
     /// Index of the namespace's queue of the last command that began.
     namespace: usize,
-    /// The queue's host, and the bytes accounted to the host so far.
+    /// The host in the poller's memory accounts, and the bytes accounted for this connection; `None` before Connect.
     host: Option<(HostId, usize)>,
     /// True while the connection counts as load of its poller.
     pub(super) is_load: bool,
+    /// Asynchronous Event Requests that wait for an event, oldest first.
     async_events: Vec<CommandId>,
     /// Counters of the connection's bytes and commands.
     traffic: Traffic,
+    /// Arrival times of outstanding I/O commands, for the latency recorders.
     arrivals: Arrivals,
     /// Bytes sent at the last check of time limits.
     sent_at_check: u64,
+    /// Time at which the connection was accepted.
     opened: Instant,
     /// Time of the last received whole PDU, or of enough bytes to count as progress.
     pub(super) last_received: Instant,
@@ -140,7 +150,7 @@ impl HostConnection {
             index,
             generation,
             poller,
-            carriage: Carriage::Unknown,
+            transport: Transport::Unknown,
             protocol: Connection::new(options),
             queue: None,
             is_authenticated: false,
@@ -199,7 +209,7 @@ impl HostConnection {
         }
     }
 
-    /// Returns whether only its host, or its Keep Alive Timeout, can change anything.
+    /// Returns whether the connection is idle: only its host, or the Keep Alive Timeout, can give it something to do.
     pub(super) fn is_idle(&self) -> bool {
         let is_open = self.queue.is_some() && self.is_authenticated && self.drained.is_none();
         is_open
@@ -210,12 +220,12 @@ impl HostConnection {
             && self.protocol.outstanding() == self.num_parked()
     }
 
-    /// The deadline of Keep Alive, of an admin queue.
+    /// The deadline of Keep Alive; `None` for other queues than the admin queue, and without a Keep Alive Timeout.
     pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
         self.queue.as_ref().filter(|queue| queue.qid == 0)?.keep_alive_deadline()
     }
 
-    /// Frees memory left behind by a burst of commands, once nothing was sent since the last check.
+    /// Frees memory left behind by a burst of commands, if nothing was sent since the last check of time limits.
     fn shrink(&mut self) {
         let before = std::mem::replace(&mut self.sent_at_check, self.traffic.sent_bytes);
         if before == self.traffic.sent_bytes {
@@ -227,7 +237,7 @@ impl HostConnection {
         }
     }
 
-    /// Bytes that the device or the host currently uses.
+    /// Bytes of memory that the connection holds: for outstanding commands, and for responses that are not sent.
     pub(super) fn holds_bytes(&self) -> usize {
         self.held_bytes + self.protocol.transmit().len_bytes() + self.sealed_bytes()
     }
@@ -265,7 +275,7 @@ impl HostConnection {
         }
     }
 
-    /// Returns whether the host owed responses or data for `limit` and neither read nor sent enough.
+    /// Returns whether the host has made no progress for `limit` in reading responses or in sending the data of writes.
     pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
         self.sending.is_stuck(now, limit) || self.awaited.is_stuck(now, limit)
     }
@@ -275,14 +285,14 @@ impl HostConnection {
         !self.protocol.transmit().is_empty() || self.sealed_bytes() > 0
     }
 
-    /// Makes one receive call: payload goes straight into its buffer, the rest through `scratch`. Then
-    /// starts the commands that arrived.
+    /// Makes one receive call, and starts the commands that it brought. The data of a command go straight into their
+    /// buffer, other bytes through `scratch`.
     pub(super) fn receive(
         &mut self,
         backend: &mut Backend,
         scratch: &mut Scratch,
     ) -> Result<(), Closed> {
-        if matches!(self.carriage, Carriage::Tls(_)) {
+        if matches!(self.transport, Transport::Tls(_)) {
             return self.receive_secured(backend, scratch);
         }
         let plain = &mut scratch.plain[..];
@@ -301,10 +311,10 @@ impl HostConnection {
             return Ok(()); // discarded
         }
         self.traffic.received_bytes += len as u64;
-        if matches!(self.carriage, Carriage::Unknown)
+        if matches!(self.transport, Transport::Unknown)
             && self.begins_tls(&scratch.plain[..len], backend)?
         {
-            // The bytes lie in the buffer for plaintext.
+            // The ciphertext was received into the buffer for plaintext.
             scratch.sealed.clear();
             scratch.sealed.extend_from_slice(&scratch.plain[..len]);
             return self.take_sealed(len, backend, scratch);
@@ -319,7 +329,7 @@ impl HostConnection {
         result
     }
 
-    /// Handles the events of received bytes.
+    /// Passes received bytes to the protocol, and handles its events.
     fn handle_all(&mut self, mut input: &[u8], backend: &mut Backend) -> Result<(), Closed> {
         loop {
             match self.protocol.next(&mut input) {
@@ -337,8 +347,8 @@ impl HostConnection {
         }
     }
 
-    /// Records the progress since `before`, when `len` bytes were received. A whole PDU shows that the host
-    /// is alive; bytes of an unfinished PDU do so only in larger amounts.
+    /// Records the host's progress by the `len` bytes received since the totals were `before`. A whole PDU shows that
+    /// the host is alive; of an unfinished PDU, only [`Progress`] does.
     fn note_arrival(&mut self, before: Arrived, len: usize, now: Instant) {
         let Arrived { awaited_bytes, pdus } = self.arrived();
         self.awaited.advance(now, (awaited_bytes - before.awaited_bytes) as usize);
@@ -452,7 +462,7 @@ impl HostConnection {
 
     fn end_connect(&mut self, id: CommandId, sqe: &Sqe, buf: &IoBuf, backend: &mut Backend) {
         let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
-        match backend.subsystem.connect(sqe, &data, self.peer, self.secured_as(), backend.now) {
+        match backend.subsystem.connect(sqe, &data, self.peer, self.tls_identity(), backend.now) {
             Err(Refusal { status, dw0, .. }) => self.protocol.finish(id, status, u64::from(dw0)),
             Ok(queue) => {
                 let capsule_data = match queue.qid {
@@ -500,8 +510,8 @@ impl HostConnection {
         }
     }
 
-    /// Answers an admin command. Response data go into `buf`, which has `room` bytes, or none if there are
-    /// no data.
+    /// Executes an admin command and sends its response. `buf` takes the response's data: it has `room` bytes, or is
+    /// empty if the command transfers no data to the host.
     fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, mut buf: IoBuf, backend: &Backend) {
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
@@ -531,6 +541,25 @@ impl HostConnection {
         }
     }
 
+    /// Completes waiting Asynchronous Event Requests with the events to report.
+    pub(super) fn report_events(&mut self) {
+        let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else { return };
+        // Drops the requests whose commands the protocol no longer knows.
+        self.async_events.retain(|&event| self.protocol.is_parked(event));
+        while !self.async_events.is_empty()
+            && let Some(event) = queue.controller.events.next()
+        {
+            let id = self.async_events.remove(0);
+            self.protocol.finish(id, Status::SUCCESS, event.into());
+        }
+    }
+
+    /// Asynchronous Event Requests that the protocol still knows.
+    fn num_parked(&self) -> usize {
+        self.async_events.iter().filter(|&&event| self.protocol.is_parked(event)).count()
+    }
+
+    /// Starts an I/O command: checks it, then begins it or lets it wait.
     fn begin_io(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &mut Backend) {
         let Some(queue) = &self.queue else { return };
         if let Some(status) = backend.subsystem.refusal_of(&queue.controller) {
@@ -563,7 +592,7 @@ impl HostConnection {
         self.protocol.receive(id, buf);
     }
 
-    /// Submits a write all of whose data have arrived, once it is its turn.
+    /// Starts the device I/O of a write whose data have all arrived, once it is the write's turn.
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let len = buf.len() as u32;
         let in_capsule = true;
@@ -572,7 +601,7 @@ impl HostConnection {
         let data = DataTransfer::FromHost { len, in_capsule };
         match backend.check(sqe, data, &queue.controller.access) {
             Ok(request) => {
-                // Limits have let the others begin before their data were requested.
+                // Rate limits are charged before data are requested from the host; in-capsule data are not requested.
                 let is_charged = sqe.sgl.identifier != Sgl::IN_CAPSULE;
                 self.start_or_wait(id, Need::Written { request, buf, is_charged }, backend);
             }
@@ -624,9 +653,9 @@ impl HostConnection {
         }
     }
 
-    /// Queues the data of a read. If they are a piece of them, the rest waits for its turn.
+    /// Queues the data of a read for sending. If `bytes` are only a piece of the data, the rest waits for a turn.
     fn send_read(&mut self, id: CommandId, queue: usize, bytes: SharedBuf, backend: &mut Backend) {
-        let Some(of) = &self.queue else { return };
+        let Some(host_queue) = &self.queue else { return };
         let sqe = *self.protocol.sqe(id);
         let len = sqe.sgl.len.get();
         let served = self.protocol.sent_in_pieces(id) + bytes.len() as u32;
@@ -635,7 +664,7 @@ impl HostConnection {
             self.note_end(id, backend);
             return self.protocol.send_data(id, bytes);
         }
-        let rest = backend.rest_of(&sqe, (served, len), &of.controller.access);
+        let rest = backend.rest_of(&sqe, (served, len), &host_queue.controller.access);
         self.protocol.send_piece(id, bytes);
         match rest {
             Ok(rest) if rest.queue == queue => self.wait(id, Need::Io(rest), backend),
@@ -648,15 +677,15 @@ impl HostConnection {
         }
     }
 
-    /// Notes for the latency recorders that the device has executed a command and its response goes out.
+    /// Hands the arrival time of a completed command to the latency recorders.
     fn note_end(&mut self, id: CommandId, backend: &mut Backend) {
         if let Some(command) = self.arrivals.take(id) {
             backend.ended.push(command);
         }
     }
 
-    /// Sends as much as the socket accepts, gathered from headers and I/O buffers, or not much more than
-    /// `max` bytes; returns how many.
+    /// Sends responses, gathered from headers and I/O buffers, until the socket is full or about `max` bytes are sent;
+    /// returns the number of bytes.
     pub(super) fn send(
         &mut self,
         scratch: &mut Scratch,
@@ -673,7 +702,7 @@ impl HostConnection {
         if self.wants_to_send() {
             self.sending.begin(now);
         }
-        if matches!(self.carriage, Carriage::Tls(_)) {
+        if matches!(self.transport, Transport::Tls(_)) {
             return self.send_secured(scratch, max, now);
         }
         let mut left = max;
@@ -766,8 +795,6 @@ fn has_passed(now: Instant, since: Instant, limit: Duration) -> bool {
     now.saturating_duration_since(since) >= limit
 }
 
-/// Time for a host that supports ANA to read the change to inaccessible, before it is drained.
-const ANA_LIMIT: Duration = Duration::from_secs(2);
 /// Time for which a connection stays open after a protocol error, so that the host can read the reason.
 const LINGER: Duration = Duration::from_secs(1);
 const BROKE_PROTOCOL: Closed = Closed::Dropped("protocol error");

@@ -1,22 +1,14 @@
 //! Asynchronous events of a controller, and the state of the log pages that they name.
 //!
-//! An event of one kind is sent once. The next event of this kind is sent only after the host has read the
-//! log page that the event names.
-//!
-//! Asymmetric Namespace Access (ANA): how well the namespaces of a subsystem can be reached through this target.
-//!
-//! All namespaces are in one ANA group, since an image's namespaces are read together. Several targets of one
-//! subsystem each report a state of their own; hosts prefer those that are optimized.
+//! There are two kinds of events: namespaces were added or removed, and the ANA state changed. An event of one kind is
+//! sent once. The next event of this kind is sent only after the host has read the log page that the event names.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::str::FromStr;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
 use dlfs_base::units::Nsid;
-use dlfs_nvme::nvme::Status;
 use dlfs_nvme::nvme::identify::{IDENTIFY_LEN_BYTES, encode_namespace_list};
 use dlfs_nvme::nvme::sqe::log_page;
 
@@ -25,11 +17,12 @@ use dlfs_nvme::nvme::sqe::log_page;
 pub(super) struct Events {
     /// Asynchronous Event Configuration, as set by the host.
     config: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<EventState>,
 }
 
+/// The events of a controller that pollers note, and that its admin queue reports.
 #[derive(Debug, Default)]
-struct State {
+struct EventState {
     /// Namespaces that changed since the host last read the Changed Namespace List.
     changed: BTreeSet<Nsid>,
     /// Kinds of events to report, as bits.
@@ -59,7 +52,7 @@ impl Events {
     /// Forgets everything, for a controller reset.
     pub(super) fn reset(&self) {
         self.configure(0);
-        *self.state.lock() = State::default();
+        *self.state.lock() = EventState::default();
     }
 
     /// Notes that a namespace was added or removed.
@@ -74,7 +67,7 @@ impl Events {
         self.state.lock().pending |= ANA;
     }
 
-    /// Dword 0 of the next event to report, if one is pending and enabled by the host.
+    /// Takes the next event to report, if one is pending and enabled by the host; returns dword 0 of its completion.
     pub(super) fn next(&self) -> Option<u32> {
         let mut state = self.state.lock();
         let ready = state.pending & self.config() & !state.reported;
@@ -105,8 +98,8 @@ impl Events {
         list
     }
 
-    /// Notes that the host has read the ANA log page; `is_draining`: it said that its namespaces are inaccessible,
-    /// for good.
+    /// Notes that the host has read the ANA log page. `is_draining`: the page said that the namespaces are inaccessible
+    /// here for good.
     pub(super) fn ana_was_read(&self, retain: bool, is_draining: bool) {
         let mut state = self.state.lock();
         state.knows_inaccessible |= is_draining;
@@ -121,115 +114,10 @@ impl Events {
     }
 }
 
-/// The ANA state of the namespaces, with its value in the ANA log page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum AnaState {
-    /// Hosts use this target.
-    Optimized = 1,
-    /// Hosts use this target if none is optimized.
-    NonOptimized = 2,
-    /// Commands fail; hosts use other targets, and come back once the state is another one.
-    Inaccessible = 3,
-    /// Commands fail, for good.
-    PersistentLoss = 4,
-    /// The state is about to change: commands fail, and hosts wait.
-    Change = 15,
-}
-
-impl AnaState {
-    /// All states.
-    pub const ALL: [AnaState; 5] = [
-        AnaState::Optimized,
-        AnaState::NonOptimized,
-        AnaState::Inaccessible,
-        AnaState::PersistentLoss,
-        AnaState::Change,
-    ];
-
-    /// The name of the state, as Linux and nvme-cli spell it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            AnaState::Optimized => "optimized",
-            AnaState::NonOptimized => "non-optimized",
-            AnaState::Inaccessible => "inaccessible",
-            AnaState::PersistentLoss => "persistent-loss",
-            AnaState::Change => "change",
-        }
-    }
-
-    /// The status with which commands fail in this state.
-    fn refusal(self) -> Option<Status> {
-        match self {
-            AnaState::Optimized | AnaState::NonOptimized => None,
-            AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
-            AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
-            AnaState::Change => Some(Status::ANA_TRANSITION),
-        }
-    }
-}
-
-impl fmt::Display for AnaState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for AnaState {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<AnaState, String> {
-        let found = AnaState::ALL.into_iter().find(|state| state.name() == text);
-        found.ok_or_else(|| {
-            let names = AnaState::ALL.map(AnaState::name).join(", ");
-            format!("{text:?} is no ANA state: there are {names}")
-        })
-    }
-}
-
-/// The state of a target, and the number of its changes.
-#[derive(Debug)]
-pub(super) struct Ana {
-    state: AtomicU8,
-    changes: AtomicU64,
-}
-
-impl Ana {
-    pub(super) fn new(state: AnaState) -> Ana {
-        Ana { state: AtomicU8::new(state as u8), changes: AtomicU64::new(0) }
-    }
-
-    pub(super) fn state(&self) -> AnaState {
-        let value = self.state.load(Ordering::Relaxed);
-        let known = AnaState::ALL.into_iter().find(|state| *state as u8 == value);
-        known.expect("only states are stored")
-    }
-
-    /// Sets the state; returns whether it is another one.
-    pub(super) fn set(&self, state: AnaState) -> bool {
-        let is_other = self.state.swap(state as u8, Ordering::Relaxed) != state as u8;
-        self.changes.fetch_add(is_other.into(), Ordering::Relaxed);
-        is_other
-    }
-
-    pub(super) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Relaxed)
-    }
-
-    /// The status with which commands fail now.
-    pub(super) fn refusal(&self) -> Option<Status> {
-        // Compared first, since every command asks.
-        match self.state.load(Ordering::Relaxed) {
-            OPTIMIZED | NON_OPTIMIZED => None,
-            _ => self.state().refusal(),
-        }
-    }
-}
-
 /// Maximum entries of a Changed Namespace List.
 const LISTED: usize = IDENTIFY_LEN_BYTES / 4;
 
-/// The list's only entry if more namespaces have changed than fit.
+/// The only entry of a Changed Namespace List if more namespaces have changed than it has room for.
 const ANY: Nsid = Nsid(u32::MAX);
 
 /// Event type of all events here: notice.
@@ -238,10 +126,8 @@ const NOTICE: u32 = 2;
 /// Bit of Namespace Attribute Changed, in OAES and in Asynchronous Event Configuration.
 pub(super) const NAMESPACES: u32 = 1 << 8;
 
-/// Bit of Asymmetric Namespace Access Change.
+/// Bit of Asymmetric Namespace Access Change, likewise.
 pub(super) const ANA: u32 = 1 << 11;
-const OPTIMIZED: u8 = AnaState::Optimized as u8;
-const NON_OPTIMIZED: u8 = AnaState::NonOptimized as u8;
 
 #[cfg(test)]
 mod tests {
@@ -275,26 +161,5 @@ mod tests {
         assert_eq!(list(&events).len(), 1024);
         events.namespace_changed(Nsid(5000));
         assert_eq!(list(&events), [ANY]);
-    }
-
-    #[test]
-    fn a_state_is_written_and_read_by_its_name_and_fails_commands_with_its_status() {
-        for state in AnaState::ALL {
-            assert_eq!(state.name().parse(), Ok(state));
-            let ana = Ana::new(state);
-            assert_eq!((ana.state(), ana.refusal()), (state, state.refusal()));
-        }
-        let refused = AnaState::ALL.map(|state| state.refusal().map(|status| status.sc));
-        assert_eq!(refused, [None, None, Some(2), Some(1), Some(3)]);
-        assert!("optimised".parse::<AnaState>().unwrap_err().contains("non-optimized"));
-    }
-
-    #[test]
-    fn only_another_state_is_a_change() {
-        let ana = Ana::new(AnaState::Optimized);
-        assert!(!ana.set(AnaState::Optimized));
-        assert!(ana.set(AnaState::Inaccessible));
-        assert!(ana.set(AnaState::Optimized));
-        assert_eq!(ana.changes(), 2);
     }
 }

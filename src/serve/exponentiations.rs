@@ -13,22 +13,26 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::hosts::Peer;
+use super::peers::Peer;
 use super::stats::Counters;
 use dlfs_nvme::auth::{Exponentiation, Power};
 use dlfs_nvme::nvme::Nqn;
 
 /// The queue between the pollers and the thread.
 pub(super) struct Exponentiations {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
+    /// Notified when a job arrives or the thread is to end.
     changed: Condvar,
 }
 
-struct State {
+struct QueueState {
+    /// Jobs of proven hosts, which go first.
     proven: VecDeque<Job>,
+    /// Other jobs, with the address that asked for each.
     unproven: VecDeque<(Peer, Job)>,
-    /// Proven hosts, with the address from which they authenticated; `order` lists them oldest first.
+    /// Proven hosts, with the address from which they authenticated.
     hosts: HashSet<(Peer, Nqn)>,
+    /// The same hosts, oldest first.
     order: VecDeque<(Peer, Nqn)>,
     budget: Budget,
     is_stopped: bool,
@@ -36,6 +40,7 @@ struct State {
 
 /// One exponentiation, and the connection that waits for it.
 pub(super) struct Job {
+    /// Index of the connection's poller.
     pub(super) poller: usize,
     /// Index and generation of the connection.
     pub(super) connection: (usize, u32),
@@ -52,6 +57,7 @@ pub(super) struct Computed {
 struct Budget {
     /// Remaining jobs of proven hosts that may go first in this second.
     first_left: u32,
+    /// Start of that second.
     second: Instant,
     /// The earliest start of an unproven host's next job while the target serves data.
     next_unproven: Instant,
@@ -80,7 +86,7 @@ impl Budget {
 
 impl Exponentiations {
     pub(super) fn new() -> Exponentiations {
-        let state = State {
+        let state = QueueState {
             proven: VecDeque::new(),
             unproven: VecDeque::new(),
             hosts: HashSet::new(),
@@ -129,7 +135,8 @@ impl Exponentiations {
         self.changed.notify_all();
     }
 
-    /// Computes until stopped. Passes each result to `deliver`, with its poller's index.
+    /// Computes until stopped. Passes each result to `deliver`, with the index of the job's poller. The target counts
+    /// as serving data if a poller has counted a read in the last [`SERVING_FOR`].
     pub(super) fn run(&self, counters: &Counters, deliver: impl Fn(usize, Computed)) {
         let mut served = counters.reads.load(Ordering::Relaxed);
         let mut served_at = None;

@@ -10,13 +10,14 @@ use dlfs_nvme::auth::TlsPsk;
 
 /// Generated PSKs, by identity.
 ///
-/// A PSK is valid while a controller uses it, and for [`UNUSED_FOR`] after its generation, so that its host
-/// can connect.
+/// A PSK is valid for [`UNUSED_FOR`] after its generation, so that its host can connect with it, and for as long as a
+/// controller uses it.
 #[derive(Default)]
 pub(super) struct GeneratedKeys(Mutex<BTreeMap<String, Generated>>);
 
 struct Generated {
     psk: Arc<TlsPsk>,
+    /// Time of the generation.
     since: Instant,
 }
 
@@ -51,7 +52,7 @@ impl GeneratedKeys {
     }
 }
 
-/// Validity of a generated PSK that no connection uses.
+/// Validity of a generated PSK that no controller uses.
 const UNUSED_FOR: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,17 +1,12 @@
-//! Accounts a poller's memory to hosts: a host may hold as much memory as remains free.
+//! Memory accounts of the hosts on one poller: a host may hold as much memory as remains free.
 //!
 //! A host that stops reading its responses keeps their buffers until it times out. The limit per host
 //! therefore falls with the free memory: the first such host gets half of it, the next one half of the
 //! rest, and some memory always remains for hosts that read. Hosts are identified by NQN, as everywhere in
 //! the target. As NQNs can be invented, the poller also closes connections that hold memory without reading
 //! while others wait for it.
-//!
-//! An address is not easily invented, so limits of connections and controllers count addresses ([`Peers`]): there is
-//! a limit per address and a total limit. One address cannot exhaust the total limit. When the total is reached, the
-//! address with the most loses one to an address with few.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 use slab::Slab;
 
@@ -27,15 +22,18 @@ pub(super) struct Hosts {
 #[derive(Debug)]
 struct Host {
     nqn: Nqn,
+    /// Queues of the host on this poller.
     num_queues: usize,
+    /// Bytes that all its queues hold.
     held_bytes: usize,
 }
 
-/// A queue's unmet request for memory.
+/// A request for memory by a queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryWait {
     /// The queue's host, once it has connected.
     pub(super) host: Option<HostId>,
+    /// Bytes.
     pub(super) len: usize,
 }
 
@@ -84,87 +82,6 @@ impl Hosts {
     }
 }
 
-/// The address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address, since one
-/// machine owns a whole /64.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Peer(u128);
-
-impl From<IpAddr> for Peer {
-    fn from(ip: IpAddr) -> Peer {
-        match ip.to_canonical() {
-            IpAddr::V4(ip) => Peer(ip.to_ipv6_mapped().to_bits()),
-            // All machines on a link share the prefix of link-local addresses.
-            IpAddr::V6(ip) if ip.is_unicast_link_local() => Peer(ip.to_bits()),
-            IpAddr::V6(ip) => Peer(ip.to_bits() >> 64 << 64),
-        }
-    }
-}
-
-/// The number of connections or controllers of each peer, and the limits.
-#[derive(Debug)]
-pub(super) struct PeerLimits {
-    max: usize,
-    max_per_peer: usize,
-    total: usize,
-    by_peer: HashMap<Peer, usize>,
-}
-
-/// The limit that prevents one more connection or controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Limit {
-    /// The limit per peer address.
-    Peer,
-    /// The limit for all peers together.
-    All,
-}
-
-impl PeerLimits {
-    pub(super) fn new(max: usize, max_per_peer: usize) -> PeerLimits {
-        PeerLimits { max, max_per_peer, total: 0, by_peer: HashMap::new() }
-    }
-
-    /// The limit that prevents one more for `peer`, if one is reached.
-    pub(super) fn reached(&self, peer: Peer) -> Option<Limit> {
-        if self.of(peer) >= self.max_per_peer {
-            return Some(Limit::Peer);
-        }
-        (self.total >= self.max).then_some(Limit::All)
-    }
-
-    /// The value of that limit.
-    pub(super) fn value(&self, limit: Limit) -> usize {
-        match limit {
-            Limit::Peer => self.max_per_peer,
-            Limit::All => self.max,
-        }
-    }
-
-    pub(super) fn of(&self, peer: Peer) -> usize {
-        self.by_peer.get(&peer).copied().unwrap_or(0)
-    }
-
-    pub(super) fn add(&mut self, peer: Peer) {
-        self.total += 1;
-        *self.by_peer.entry(peer).or_default() += 1;
-    }
-
-    pub(super) fn remove(&mut self, peer: Peer) {
-        let Some(count) = self.by_peer.get_mut(&peer) else { return };
-        self.total -= 1;
-        *count -= 1;
-        if *count == 0 {
-            self.by_peer.remove(&peer);
-        }
-    }
-
-    /// The peer that must lose one to `peer`: the one with the most, if it has at least twice as many as
-    /// `peer` would have. With a smaller difference, the two would keep evicting each other.
-    pub(super) fn peer_with_most(&self, peer: Peer) -> Option<Peer> {
-        let (peer_with_most, count) = self.by_peer.iter().max_by_key(|(_, count)| **count)?;
-        (*count >= 2 * (self.of(peer) + 1)).then_some(*peer_with_most)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,36 +121,5 @@ mod tests {
         let second = hosts.enter(&nqn("b"));
         assert_eq!(second, first, "its index is used again");
         assert!(may_take(&hosts, second, 10, 10) && hosts.enter(&nqn("a")) != second);
-    }
-
-    fn peer(ip: &str) -> Peer {
-        ip.parse::<IpAddr>().unwrap().into()
-    }
-
-    #[test]
-    fn an_ipv6_host_is_one_peer_whatever_address_of_its_network_it_uses() {
-        assert_eq!(peer("2001:db8:1:2::1"), peer("2001:db8:1:2:ffff::9"));
-        assert_ne!(peer("2001:db8:1:2::1"), peer("2001:db8:1:3::1"));
-        assert_ne!(peer("fe80::1"), peer("fe80::2"));
-        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
-        assert_ne!(peer("192.0.2.2"), peer("192.0.2.1"));
-    }
-
-    #[test]
-    fn one_peer_has_a_limit_and_the_largest_is_evicted_for_a_small_one() {
-        let one = peer("192.0.2.1");
-        let two = peer("192.0.2.2");
-        let three = peer("192.0.2.3");
-        let mut peer_limits = PeerLimits::new(10, 6);
-        (0..6).for_each(|_| peer_limits.add(one));
-        assert_eq!(peer_limits.reached(one), Some(Limit::Peer));
-        (0..4).for_each(|_| peer_limits.add(two));
-        assert_eq!(peer_limits.reached(three), Some(Limit::All));
-        assert_eq!(peer_limits.peer_with_most(three), Some(one));
-        assert_eq!(peer_limits.peer_with_most(two), None, "five against six is no greed");
-        peer_limits.remove(one);
-        assert_eq!((peer_limits.of(one), peer_limits.reached(three)), (5, None));
-        (0..5).for_each(|_| peer_limits.remove(one));
-        assert_eq!((peer_limits.of(one), peer_limits.peer_with_most(three)), (0, Some(two)));
     }
 }

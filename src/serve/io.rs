@@ -1,5 +1,7 @@
-//! NVM commands: checks them against the namespace, submits them to its queue pair, and maps errors to NVMe
-//! statuses. Commands take turns at the devices of a poller, within the limits of hosts.
+//! I/O commands between connections and devices: each is checked against its namespace, takes its turn at the device
+//! while several hosts use it, and is submitted to the namespace's queue pair.
+//!
+//! [`Backend`] is the state for this that all connections of a poller share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::hosts::{HostId, Hosts};
-use super::options::{Access, ServedNamespace};
+use super::options::Access;
+use super::served::ServedNamespace;
 use super::shares::limits::Class;
 use super::shares::pace::Paces;
 use super::shares::{Flow, Turns};
@@ -35,7 +38,7 @@ pub(super) struct Backend {
     /// Memory for in-capsule data when the pool is exhausted: these data have already arrived, so they
     /// cannot wait.
     pub(super) reserve: Pool,
-    /// Commands of all connections that wait for memory.
+    /// Waiting commands of all connections.
     pub(super) num_waiting: usize,
     /// The memory that each host holds.
     pub(super) hosts: Hosts,
@@ -62,19 +65,19 @@ pub(super) struct NamespaceQueue {
     pub(super) pending: VecDeque<Io>,
     /// True if the namespace accepts no new command.
     pub(super) is_removed: bool,
-    /// The namespace's limits.
+    /// The rate limits of the namespace; `None`: it has none.
     pub(super) class: Option<Arc<Class>>,
-    /// The paces of hosts at the namespace, if several pollers serve it.
+    /// The paces of hosts at the namespace; `None`: only this poller serves it.
     pub(super) paces: Option<Arc<Paces>>,
-    /// Time until which commands take turns at the device, as several hosts use it, on any pollers.
+    /// Time until which commands take turns at the device: several hosts use it, on any pollers.
     crowded_until: Instant,
-    /// Time until which the device counts as the limit: the poller had nothing else to do.
+    /// Time until which the device counts as what limits the hosts: the poller had nothing else to do.
     limits_until: Instant,
     /// Bytes of queued and outstanding I/O.
     pub(super) open_bytes: u64,
-    /// The bytes beyond which commands wait for their turns while several hosts use the poller or the device.
+    /// While several hosts use the poller or the device, commands beyond this many `open_bytes` wait for their turns.
     pub(super) window: u64,
-    /// True if a command waits for that.
+    /// True while a command waits because the window is full. Later commands then wait, too.
     pub(super) is_gated: bool,
 }
 
@@ -107,12 +110,13 @@ impl NamespaceQueue {
 
 /// A change that a poller applies and then confirms.
 pub(super) struct Change {
-    pub(super) what: What,
+    pub(super) kind: ChangeKind,
+    /// Receives one message once the change is applied.
     pub(super) applied: Sender<()>,
 }
 
 /// A change of a poller's namespaces or listeners.
-pub(super) enum What {
+pub(super) enum ChangeKind {
     /// Adds a namespace.
     Add(NamespaceQueue),
     /// Removes a namespace: its new commands fail, its outstanding ones complete normally.
@@ -131,7 +135,7 @@ pub(super) struct Request {
     pub(super) len_bytes: u32,
     /// Set for a read that must not be served from a cache (FUA).
     pub(super) forces_unit_access: bool,
-    /// True for the rest of a read whose first pieces are served: limits were charged for all of it.
+    /// True for the rest of a read whose first pieces are served: rate limits were charged for the whole read.
     pub(super) is_rest: bool,
 }
 
@@ -159,7 +163,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Index of the latency recorder: reads, writes or flushes.
+    /// Index of the latency recorder: 0 for reads, 1 for writes, 2 for flushes.
     pub(super) fn recorder(self) -> usize {
         match self {
             Kind::Read => 0,
@@ -249,7 +253,7 @@ impl Backend {
         Ok(len_bytes)
     }
 
-    /// Memory for `len` bytes of in-capsule data.
+    /// Memory for `len` bytes of in-capsule data: from the pool, the reserve, or the allocator.
     pub(super) fn take_for_capsule(&self, len: usize) -> IoBuf {
         let buf = self.pool.take(len).or_else(|| self.reserve.take(len));
         // The reserve had room when the capsule was received, but may be fragmented.
@@ -368,7 +372,8 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
 }
 
 impl Backend {
-    /// Follows the limiter's rules, and ends taking turns when one host has been alone for a while.
+    /// Follows changes of the limiter's rules, and ends taking turns once one host has been alone for a while. Then
+    /// each namespace starts again with the smallest window, and gets the rate limits of the current rules.
     pub(super) fn refresh_shares(&mut self) {
         let ends = self.sharing.unmix(self.now);
         let is_new = self.sharing.follow_rules();
@@ -380,14 +385,15 @@ impl Backend {
         }
     }
 
-    /// The part of a command that begins in one turn: of a long read a piece, while hosts take turns.
+    /// The part of a command that begins in one turn: while hosts take turns, the first piece of a long read; else all.
     pub(super) fn part_of(&self, request: &Request) -> Request {
         let is_cut = self.sharing.is_mixed && request.kind == Kind::Read;
         let most = if is_cut { PIECE_BYTES } else { u32::MAX };
         Request { len_bytes: request.len_bytes.min(most), ..*request }
     }
 
-    /// Returns whether it is a command's turn at the device of its namespace. `host`: its host, if limits apply.
+    /// Returns whether it is a command's turn at the device of its namespace. `host`: the command's host; `None`: paces
+    /// do not count the command.
     pub(super) fn has_room_at_device(&mut self, request: &Request, host: Option<HostId>) -> bool {
         let now = self.now;
         let Backend { queues, sharing, .. } = self;
@@ -402,10 +408,10 @@ impl Backend {
         if !sharing.is_mixed && now >= queue.crowded_until {
             return true;
         }
-        // Bytes that sockets would take count as a piece: to read ahead would push them out of the processor's cache.
+        // Unsent responses count as one piece: reading ahead of them would push them out of the processor's cache.
         let unsent = if sharing.sends.is_empty() { 0 } else { u64::from(PIECE_BYTES) };
         let open = queue.open_bytes + unsent;
-        // Once one has no room, those behind it wait too, so that none overtakes it.
+        // Once a command has no room, later ones wait too, so that none overtakes it.
         let end = open + u64::from(request.len_bytes);
         let has_room = !queue.is_gated && (open == 0 || end <= queue.window);
         queue.is_gated |= !has_room;
@@ -420,14 +426,14 @@ impl Backend {
         has_room && sharing.starts.is_empty()
     }
 
-    /// Returns whether limits let a command begin now.
+    /// Returns whether the rate limits of the host, its group and the namespace let a command begin now.
     pub(super) fn is_within_limits(&mut self, host: HostId, request: &Request) -> bool {
         let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
         let namespace = (class.as_deref(), paces.as_deref());
         self.sharing.is_within_limits(host, namespace, request.kind != Kind::Read, self.now)
     }
 
-    /// Notes that no command of a flow's host waits for its namespace any more, if so.
+    /// After a turn of `flow`: if no other command of its host waits for its namespace, notes that.
     pub(super) fn note_served(&self, flow: Flow, waiting: &Turns) {
         if let Some(host) = flow.host.checked_sub(1)
             && !waiting.is_waiting(flow.host, flow.namespace)
@@ -445,14 +451,15 @@ impl Backend {
         self.sharing.leave_group(host, is_write);
     }
 
-    /// Notes that a connection of the host has closed. Those that go on waiting are noted again.
+    /// Notes that a connection of the host has closed. Other connections that still wait are noted again at their next
+    /// turn.
     pub(super) fn note_closed(&self, host: HostId) {
         for (queue, _) in &self.queues {
             [false, true].iter().for_each(|&is_write| self.note_no_wait(host, queue, is_write));
         }
     }
 
-    /// Charges limits for a command that begins.
+    /// Charges the rate limits and paces for a command that begins.
     pub(super) fn charge(&mut self, host: HostId, request: &Request) {
         let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
         let namespace = (class.as_deref(), paces.as_deref());
@@ -475,9 +482,9 @@ impl Backend {
         }
     }
 
-    /// Lets more bytes to devices that have been silent while commands waited for a turn there: a device with
-    /// a long delay needs more of them at a time. Those that have enough count as the limit. Returns whether
-    /// commands may begin now.
+    /// Widens the windows for which commands wait, since the poller would sleep otherwise: a device with a long delay
+    /// needs more bytes at a time. At its widest, a window grows only if all devices are silent; otherwise the device
+    /// counts as what limits the hosts. Returns whether a window has grown, so that commands may begin.
     pub(super) fn widen(&mut self) -> bool {
         let is_silent = self.now.saturating_duration_since(self.last_done) >= SILENCE;
         let mut is_wider = false;
@@ -502,8 +509,9 @@ const NO_QUEUE: u32 = u32::MAX;
 pub(super) const RESERVE_BYTES: usize = 4 << 20;
 const _: () = assert!(RESERVE_BYTES / 2 >= TARGET_RECEIVE_BYTES);
 
-/// Maximum commands of one poller that may wait for memory. Each connection may always have `MIN_WAITING`.
+/// Maximum waiting commands of one poller, beyond which connections with [`MIN_WAITING`] receive no more.
 pub(super) const MAX_WAITING: usize = 64 << 10;
+/// Waiting commands that each connection may have in any case.
 pub(super) const MIN_WAITING: usize = 32;
 
 /// Connection indices are below this.
@@ -512,13 +520,12 @@ pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
 /// Mask of a connection index's generation, counted modulo 2^28.
 pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
 
-/// The bytes at a device beyond which commands wait for their turns: few at first, a piece of a long read and small
-/// commands beside it, and as many as a fast drive needs if the poller would sleep otherwise. Each of several pollers
-/// has half of that.
+/// The initial window: room for a piece of a long read, and for small commands beside it.
 const MIN_WINDOW_BYTES: u64 = PIECE_BYTES as u64 * 3 / 2;
+/// The widest window of a device that is not silent: enough for a fast drive. Each of several pollers has half of it.
 const WINDOW_BYTES: u64 = 4 << 20;
 
-/// Silence of all devices after which even more bytes may be at a device.
+/// Time without a completion of any device after which windows grow beyond [`WINDOW_BYTES`].
 pub(super) const SILENCE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Reads keys as users keep them: strings, key files, and the hosts file of a target.
+//! Keys as users keep them: in options, in key files, and in the hosts file of a target.
 //!
-//! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`, `nvme gen-tls-key`) or
-//! `dlfs key gen`. It must belong to the user or root, and nobody else may read it. Errors name the file
-//! and never repeat any of its contents.
+//! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`, `nvme gen-tls-key`) or `dlfs key gen`. It
+//! must belong to the user or root, and nobody else may read it; so must a hosts file. Errors name the file and never
+//! repeat its contents.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -64,10 +64,10 @@ pub fn set_tls_key(options: &mut ConnectOptions, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The option value that selects the kernel's keyring.
+/// The value of the TLS option that selects the kernel's keyring.
 pub const KEYRING: &str = "keyring";
 
-/// Reads the key given in an option for a job. It has the form of a secret, so that the same programs
+/// Reads the key of a job, given in an option. It has the form of a DH-HMAC-CHAP secret, so that the same programs
 /// generate it.
 ///
 /// # Errors
@@ -77,7 +77,7 @@ pub fn read_job_key(text_or_path: &str) -> Result<Zeroizing<Vec<u8>>> {
     Ok(secret_of(text_or_path)?.bytes().clone())
 }
 
-/// Returns whether an option holds a key itself, which `ps` shows to everybody, rather than a file's path.
+/// Returns whether the value of an option is a key, which `ps` shows to everybody, and not the path of a file.
 pub fn is_key_text(text_or_path: &str) -> bool {
     text_or_path.starts_with(PREFIX) || text_or_path.starts_with(TLS_PREFIX)
 }
@@ -248,7 +248,7 @@ fn reason(message: &str) -> &str {
     }
 }
 
-/// Reads a file that only its owner may read.
+/// Reads a file of at most [`MAX_FILE_BYTES`] that only its owner may read.
 fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let about = |error: std::io::Error| Error::from(error).path(path);
     refuse_other_kinds(path, &std::fs::metadata(path).map_err(about)?)?;

@@ -1,16 +1,17 @@
-//! Serves the namespaces of any [`Device`] over NVMe/TCP: as the default target, and as the cache
-//! that each node exports to its peers.
+//! Serves the namespaces of any [`Device`] over NVMe/TCP: for `dlfs serve`, and for the tiers that each node exports to
+//! its peers.
 //!
 //! One [`Target`] is one subsystem, with one namespace per [`Device`] and a discovery service on
 //! the same port. It runs one or more *pollers*: threads that each own connections, one queue pair
 //! per namespace and a pool of buffers. A read goes through these steps: capsule, check, buffer
-//! from the pool, queue pair, one gathered send from that buffer. Only the kernel copies its
-//! payload. A device that holds its bytes in memory can lend them; the read then skips the buffer
+//! from the pool, queue pair, one gathered send from that buffer. Only the kernel copies the
+//! data. A device that holds its bytes in memory can lend them; the read then skips the buffer
 //! and the queue pair.
 //!
 //! The target is not a volume manager: it changes no bytes on its own and knows nothing about images. Hosts with keys
-//! ([`TargetOptions::host_keys`]) prove who they are on each queue or by TLS, or both (`connection/security.rs`).
-//! Others are identified by their NQN only, which protects against mistakes, not against attackers.
+//! ([`TargetOptions::host_keys`]) prove their identity by DH-HMAC-CHAP on each queue (`connection/authentication.rs`),
+//! by TLS (`connection/tls.rs`), or both. Others are identified by their NQN only, which protects against mistakes, not
+//! against attackers.
 //!
 //! Invariants:
 //! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.
@@ -31,6 +32,7 @@
 
 mod access_log;
 mod admin;
+mod ana;
 mod connection;
 mod events;
 mod exponentiations;
@@ -39,7 +41,9 @@ mod hosts;
 mod io;
 pub mod keys;
 mod options;
+mod peers;
 mod poller;
+mod served;
 mod shares;
 mod sharing;
 mod stats;
@@ -53,8 +57,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 pub use access_log::{AccessEvent, AccessKind, AccessLog};
-pub use events::AnaState;
-pub use options::{Access, HostKeys, MAX_NSID, PreparedNamespace, ServedNamespace, TargetOptions};
+pub use ana::AnaState;
+pub use options::{Access, HostKeys, TargetOptions};
+pub use served::{MAX_NSID, PreparedNamespace, ServedNamespace};
 pub use shares::limits::Limits;
 pub use shares::rules::{HostPattern, HostRule, HostUsage, Limiter, Rules};
 pub use stats::{CommandLatency, Commands, TargetStats};
@@ -70,7 +75,7 @@ use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::Device;
 use dlfs_io::tls;
 use dlfs_nvme::nvme::Nqn;
-use io::{Change, NamespaceQueue, What};
+use io::{Change, ChangeKind, NamespaceQueue};
 use poller::{Mail, Mailbox, Poller};
 use subsystem::Subsystem;
 
@@ -80,7 +85,7 @@ pub struct Target {
     subsystem: Arc<Subsystem>,
     mailboxes: Arc<[Mailbox]>,
     threads: Vec<Thread>,
-    /// True while the thread that computes exponentiations for DH-HMAC-CHAP runs.
+    /// True once the thread that computes exponentiations for DH-HMAC-CHAP has been started.
     authenticates: bool,
     /// The error that killed a poller, if one died.
     fate: Fate,
@@ -101,7 +106,7 @@ impl Measured for Subsystem {
 }
 
 impl Target {
-    /// Listens, and serves `devices` as namespaces 1, 2, ... on threads of its own.
+    /// Listens, starts the target's threads, and serves `devices` as namespaces 1, 2, ...
     ///
     /// # Errors
     /// `InvalidArgument`: no device, or a non-loopback address without allowed hosts. `Busy`: the
@@ -116,7 +121,7 @@ impl Target {
         Target::serve(options, vec![listener], served)
     }
 
-    /// Serves `served`, which may be empty, to hosts that connect to `listeners`, on threads of its own.
+    /// Starts the target's threads, and serves `served`, which may be empty, to hosts that connect to `listeners`.
     /// Ignores the address in the options.
     ///
     /// # Errors
@@ -248,7 +253,7 @@ impl Target {
     /// # Errors
     /// The errors of [`Target::add_namespace`].
     pub fn prepare_namespace(&self, served: ServedNamespace) -> Result<PreparedNamespace> {
-        options::check_one(&served)?;
+        served::check_one(&served)?;
         let nsid = served.nsid;
         let subsystem = &self.subsystem;
         let takes = served.device.namespace().max_transfer_bytes;
@@ -272,7 +277,7 @@ impl Target {
         let PreparedNamespace { served, queue_pairs } = prepared;
         let nsid = served.nsid;
         self.refuse_taken(nsid)?;
-        let queue = |queue_pair| What::Add(NamespaceQueue::new(&served, queue_pair));
+        let queue = |queue_pair| ChangeKind::Add(NamespaceQueue::new(&served, queue_pair));
         let queues = queue_pairs.into_iter().map(queue);
         self.apply(queues.collect())?;
         self.subsystem.namespaces.write().insert(nsid, served);
@@ -298,21 +303,22 @@ impl Target {
             let message = format!("{} has no namespace {}", self.nqn(), nsid.0);
             return Err(Error::new(ErrorKind::NotFound, message).nsid(nsid));
         }
-        self.apply(self.mailboxes.iter().map(|_| What::Remove(nsid)).collect())?;
+        self.apply(self.mailboxes.iter().map(|_| ChangeKind::Remove(nsid)).collect())?;
         self.report_change(nsid);
         Ok(())
     }
 
     /// Sends each poller its change, and waits until all pollers have applied theirs.
-    fn apply(&self, changes: Vec<What>) -> Result<()> {
+    fn apply(&self, changes: Vec<ChangeKind>) -> Result<()> {
         let (applied, all) = channel();
-        for (mailbox, what) in self.mailboxes.iter().zip(changes) {
-            mailbox.send(Mail::Change(Change { what, applied: applied.clone() }));
+        for (mailbox, kind) in self.mailboxes.iter().zip(changes) {
+            mailbox.send(Mail::Change(Change { kind, applied: applied.clone() }));
         }
         drop(applied);
         self.await_pollers(&all)
     }
 
+    /// Waits for one message of each poller, for [`poller::CHANGE_LIMIT`] at most.
     fn await_pollers(&self, all: &Receiver<()>) -> Result<()> {
         let until = Instant::now() + poller::CHANGE_LIMIT;
         for _ in self.mailboxes.iter() {
@@ -325,6 +331,7 @@ impl Target {
         Ok(())
     }
 
+    /// Has each poller report events, and close the connections of removed controllers.
     fn look_at_controllers(&self) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.send(Mail::Events));
     }
@@ -369,7 +376,7 @@ impl Target {
     /// # Errors
     /// `TimedOut`: a thread of the target does not answer. `Internal`: a thread is dead.
     pub fn stop_listening(&self) -> Result<()> {
-        self.apply(self.mailboxes.iter().map(|_| What::StopListening).collect())
+        self.apply(self.mailboxes.iter().map(|_| ChangeKind::StopListening).collect())
     }
 
     /// Returns whether no host is connected any more.
@@ -447,11 +454,13 @@ impl Target {
 
     /// Closes all connections, waits up to 5 s for outstanding device I/O, and ends the threads. Abandons a
     /// thread that hangs in a device call. Dropping the target does the same.
-    pub fn stop(mut self) {
-        self.end();
+    pub fn stop(self) {
+        drop(self);
     }
+}
 
-    fn end(&mut self) {
+impl Drop for Target {
+    fn drop(&mut self) {
         if !self.home.is_ours() {
             // The threads belong to the parent process, which goes on serving.
             std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
@@ -463,12 +472,6 @@ impl Target {
         for thread in self.threads.drain(..) {
             thread.join_within(until.saturating_duration_since(Instant::now()));
         }
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
@@ -490,7 +493,7 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|error| cannot_listen("listen", address, error))
 }
 
-/// Refuses hosts that need TLS without OpenSSL, and access to NSIDs that neither exist nor can be added.
+/// Refuses keys that name NSIDs which neither exist nor can be added, and keys that need TLS where OpenSSL is missing.
 fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) -> Result<()> {
     for (host, keys) in keys {
         let may_exist = |nsid: &Nsid| nsids.contains(nsid) || (1..=max_nsid).contains(&nsid.0);
@@ -507,7 +510,7 @@ fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) ->
     }
 }
 
-/// Loads OpenSSL for `whom`, a host or a target that must have TLS.
+/// Loads OpenSSL; the error says that `whom` must connect inside TLS.
 fn load_tls(whom: &dyn Display) -> Result<()> {
     tls::load().map_err(|error| {
         let message = format!("{whom} must connect inside TLS: {error}");
@@ -539,5 +542,5 @@ fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespa
         return Err(invalid(message)
             .hint("name the hosts (--allow-host NQN), or allow all (--allow-any-host)"));
     }
-    options::check(served)
+    served::check(served)
 }

@@ -1,5 +1,9 @@
 //! A poller thread: moves data between sockets and queue pairs.
+//!
+//! Read [`Poller::poll_once`] first: one iteration of the poll loop. `turns.rs` starts commands and sends responses,
+//! `changes.rs` follows changes of namespaces.
 
+mod changes;
 mod turns;
 
 use std::collections::VecDeque;
@@ -18,10 +22,11 @@ use slab::Slab;
 use super::access_log::{WarningKind, Who};
 use super::connection::{Closed, HostConnection, Scratch, is_transient};
 use super::exponentiations::Computed;
-use super::hosts::{Hosts, Limit, MemoryWait, Peer, PeerLimits};
+use super::hosts::{Hosts, MemoryWait};
 use super::io::{
     Backend, Change, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, SILENCE, Tag,
 };
+use super::peers::{Limit, Peer, PeerLimits};
 use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
@@ -32,7 +37,7 @@ use dlfs_io::qpair::readiness::Readiness;
 use dlfs_io::qpair::{Completion, Notice, PairScope};
 use dlfs_nvme::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
 
-/// A message to a poller.
+/// A message to a poller from another thread of the target.
 pub(super) enum Mail {
     /// A connection that another poller accepted and assigned to this one.
     Accepted(TcpStream, SocketAddr),
@@ -46,10 +51,13 @@ pub(super) enum Mail {
 
 /// State that a poller shares with the target's other threads.
 pub(super) struct Mailbox {
+    /// Messages that the poller has not taken yet, oldest first.
     mail: Mutex<Vec<Mail>>,
     /// The scope within which the poller's queue pairs share connections to a device.
     pub(super) scope: PairScope,
+    /// An eventfd that wakes the poller.
     waker: OwnedFd,
+    /// Set to end the poller.
     stop: AtomicBool,
     /// Number of I/O queues and of connections without a Connect. Admin queues are nearly idle and do not
     /// count.
@@ -80,7 +88,7 @@ impl Mailbox {
         self.wake();
     }
 
-    /// The poller's load, as the field defines it.
+    /// The poller's load: I/O queues, and connections without a Connect.
     pub(super) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
@@ -122,8 +130,9 @@ pub(super) struct Poller {
     /// Connections that do not receive until memory is free.
     paused: Vec<usize>,
     scratch: Scratch,
+    /// Completions of one poll of a queue pair; empty between polls.
     done: Vec<Completion>,
-    /// Length of the last completed I/O; predicts the length of the next.
+    /// Bytes of the last completed I/O; predicts the length of the next.
     last_len: usize,
     /// Time of the next check of time limits.
     next_tick: Instant,
@@ -182,7 +191,7 @@ impl Poller {
                 continue;
             }
             let spins = self.spinning.spin(now);
-            // A poller that never sleeps widens when another one would sleep.
+            // With a poller that never sleeps, the windows of devices widen when another poller would sleep.
             let is_wider = (!spins || self.spinning.is_spent()) && self.backend.widen();
             if !spins && !is_wider {
                 self.sleep();
@@ -240,7 +249,8 @@ impl Poller {
         epoll::wait(&self.epoll, events, Some(&no_wait)).unwrap_or(0)
     }
 
-    /// Sleeps until a socket or device is ready, or until the next tick. Does not allocate.
+    /// Sleeps until a socket or device is ready, a queue pair or a rate limit is due, or the next check of time limits.
+    /// Returns at once if a busy queue pair must be polled. Does not allocate.
     fn sleep(&mut self) {
         let mut until = self.next_tick;
         until = self.backend.sharing.wake_at.map_or(until, |at| until.min(at));
@@ -264,6 +274,7 @@ impl Poller {
         Counters::add(&self.backend.subsystem.counters.wakeups, 1);
     }
 
+    /// Handles the messages of other threads.
     fn take_mail(&mut self) {
         let mailbox = &self.mailboxes[self.number];
         let mut count = [0; 8];
@@ -276,7 +287,7 @@ impl Poller {
                 Mail::Events => self.report_events(),
                 Mail::Computed(Computed { connection: (index, generation), power }) => {
                     let connection = self.connections.get_mut(index);
-                    // Drops the result if its connection is gone.
+                    // The result is dropped if the connection has closed.
                     if let Some(connection) = connection.filter(|c| c.generation == generation) {
                         connection.computed(power, &self.backend);
                         self.mark_dirty(index);
@@ -286,6 +297,7 @@ impl Poller {
         }
     }
 
+    /// Accepts connections of listener `number`, and hands each to the least loaded poller.
     fn accept(&mut self, number: usize) {
         let now = self.backend.now;
         if self.backend.subsystem.is_held() {
@@ -373,6 +385,7 @@ impl Poller {
         self.warn(WarningKind::NoConnection, who, format_args!("{why}"));
     }
 
+    /// Adds an accepted connection to this poller, or refuses it at a limit.
     fn add(&mut self, stream: TcpStream, from: SocketAddr) {
         let peer = Peer::from(from.ip());
         while let Some(limit) = self.peer_limits.reached(peer) {
@@ -416,8 +429,11 @@ impl Poller {
         }
     }
 
-    /// Closes one connection so that `peer` can have another: the oldest without a queue, or else the
-    /// longest silent one of the peer that has by far the most connections.
+    /// Closes one connection so that `peer` can have another; returns whether it did.
+    ///
+    /// At the limit of one peer, that is its oldest connection without a queue. At the limit of all peers, it is a
+    /// connection of the peer with by far the most: the oldest without a queue, or else the longest silent one. If no
+    /// peer has by far the most, it is the oldest connection without a queue.
     fn make_room(&mut self, limit: Limit, peer: Peer) -> bool {
         let peer_with_most = self.peer_limits.peer_with_most(peer);
         let whose = if limit == Limit::Peer { Some(peer) } else { peer_with_most };
@@ -463,6 +479,7 @@ impl Poller {
         }
     }
 
+    /// Closes a connection to free its resources. Returns `true`, for callers that tell whether they closed one.
     fn evict(&mut self, index: usize, why: &'static str) -> bool {
         let who = self.connections[index].who();
         Counters::add(&self.backend.subsystem.counters.evicted, 1);
@@ -471,6 +488,7 @@ impl Poller {
         true
     }
 
+    /// Handles the readiness of a connection's socket: receives, or notes that the socket takes bytes again.
     fn socket_ready(&mut self, index: usize, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let mut result = Ok(());
@@ -494,7 +512,7 @@ impl Poller {
         }
         if connection.is_load && connection.is_admin() {
             connection.is_load = false;
-            self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
+            self.reduce_load();
         }
         connection.list_waiting(&mut self.backend.sharing.starts);
         self.mark_dirty(index);
@@ -503,6 +521,7 @@ impl Poller {
         }
     }
 
+    /// Lists a connection as dirty if it has bytes to send and its socket takes some.
     fn mark_dirty(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         if connection.wants_to_send() && !connection.is_dirty && !connection.is_blocked {
@@ -534,7 +553,7 @@ impl Poller {
                 self.complete(number, completion);
             }
             self.done = done;
-            self.forget_if_over(number);
+            self.drop_queue_if_done(number);
             number += 1;
         }
         if num_completed > 0 {
@@ -543,6 +562,7 @@ impl Poller {
         num_completed
     }
 
+    /// Hands a completion of `queue` to its connection.
     fn complete(&mut self, queue: usize, completion: Completion) {
         let tag = Tag::from_u64(completion.tag);
         let connection = self.connections.get_mut(tag.connection);
@@ -640,6 +660,32 @@ impl Poller {
         self.evict_stalled();
     }
 
+    /// The time of the next check of time limits. A poller whose connections are all idle
+    /// ([`HostConnection::is_idle`]) checks rarely.
+    fn following_tick(&self) -> Instant {
+        let now = self.backend.now;
+        if self.connections.is_empty() {
+            return now + IDLE_TICK;
+        }
+        let subsystem = &self.backend.subsystem;
+        let is_busy = subsystem.draining_since().is_some()
+            || self.connections.iter().any(|(_, connection)| !connection.is_idle());
+        if is_busy {
+            return now + TICK;
+        }
+        let ends = self.connections.iter().filter_map(|(_, c)| c.keep_alive_deadline());
+        ends.min().map_or(now + REST, |end| end.clamp(now + TICK, now + REST))
+    }
+
+    /// Brings the next check of time limits forward if the connection has become busy.
+    fn end_rest_if_busy(&mut self, index: usize) {
+        let soon = self.backend.now + TICK;
+        if self.next_tick > soon && !self.connections[index].is_idle() {
+            self.next_tick = soon;
+        }
+    }
+
+    /// Closes a connection: removes it from the poller's tables and accounts.
     fn close(&mut self, index: usize, closed: Closed) {
         let mut connection = self.connections.remove(index);
         if connection.is_dirty {
@@ -653,9 +699,9 @@ impl Poller {
         }
         let counters = &self.backend.subsystem.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
-        let is_its_own =
+        let is_expected =
             matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Drained | Closed::Stopped);
-        if !is_its_own || connection.terminated.is_some() {
+        if !is_expected || connection.terminated.is_some() {
             Counters::add(&counters.dropped, 1);
         }
         if connection.queue.is_some() {
@@ -678,6 +724,7 @@ impl Poller {
     }
 }
 
+/// Makes the state that the connections of poller `number` share, with a queue pair for each namespace.
 fn make_backend(
     subsystem: Arc<Subsystem>,
     (mailboxes, number): (&[Mailbox], usize),
@@ -768,6 +815,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
 }
 
+/// Sets the events of a connection's socket that wake the poller, by the connection's state.
 fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
     let mut flags = EventFlags::empty();
     flags.set(EventFlags::IN, !connection.is_paused);
@@ -776,11 +824,13 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
     let _ = epoll::modify(epoll, &connection.stream, EventData::new_u64(index as u64), flags);
 }
 
+/// Event token of the waker. Tokens of connections are their indices.
 const WAKER: u64 = u64::MAX;
 /// Event token of the first listener; further listeners count down from it.
 const LISTENER: u64 = u64::MAX - 1;
 /// Send buffer of a loopback connection.
 const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
+/// Connections accepted in one iteration, so that the poller looks at its other work in between.
 const ACCEPTS_PER_ITERATION: usize = 64;
 /// Minimum of a poller's connection limit, whatever the file descriptor limit.
 const MIN_CONNECTIONS: usize = 16;
@@ -788,8 +838,11 @@ const MIN_CONNECTIONS: usize = 16;
 const MEMORY_WAIT_LIMIT: Duration = Duration::from_secs(1);
 /// Interval between checks of time limits.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// Interval between checks while nothing is connected.
+/// Interval between checks of time limits while nothing is connected.
 const IDLE_TICK: Duration = Duration::from_secs(60);
+/// Longest interval between checks while all connections are idle: so late may a poller learn that another poller has
+/// evicted or disabled a controller.
+const REST: Duration = Duration::from_secs(5);
 /// Interval at which held connections check whether the permitted hosts are known.
 const HELD_TICK: Duration = Duration::from_millis(5);
 /// Time limit for the pollers to apply a change.

@@ -46,6 +46,7 @@ pub(super) enum Blocked {
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     hosts: Queue,
+    /// All hosts by index, whether they wait or not.
     by_host: Vec<Host>,
     /// The finish tag of each connection's last turn.
     connections: Vec<Tag>,
@@ -67,6 +68,7 @@ struct Priorities {
     connection: Priority,
 }
 
+/// A host among the others, and its namespaces by index.
 #[derive(Debug)]
 struct Host {
     weight: u32,
@@ -79,6 +81,7 @@ struct Host {
 struct Node {
     /// The finish tag of its last turn.
     finish: Tag,
+    /// True while it is in the queue of its siblings.
     is_queued: bool,
     children: Queue,
 }
@@ -88,7 +91,9 @@ struct Node {
 struct Queue {
     /// The highest start tag served.
     virtual_time: Tag,
+    /// Priority and index of each sibling.
     heap: BinaryHeap<Reverse<(Priority, usize)>>,
+    /// Arrivals so far, which number the next one.
     num_arrivals: u64,
 }
 
@@ -208,9 +213,9 @@ impl Turns {
         self.charge_from(flow, priorities, cost);
         if let Some(namespace) = more {
             let finish = self.connections[flow.connection];
-            let its = at(&mut self.by_host[flow.host].namespaces, namespace);
-            let priority = its.children.start(finish);
-            its.children.push(priority, flow.connection);
+            let node = at(&mut self.by_host[flow.host].namespaces, namespace);
+            let priority = node.children.start(finish);
+            node.children.push(priority, flow.connection);
             self.requeue(Flow { namespace, ..flow });
         }
         self.requeue(flow);

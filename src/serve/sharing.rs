@@ -32,6 +32,7 @@ pub(super) struct Sharing {
     poller: (usize, usize),
     /// The version of the limiter's rules in use.
     version: u64,
+    /// The hosts by [`HostId`]; `None` for the discovery service, and for indices that no host has.
     hosts: Vec<Option<HostShare>>,
     /// Connections with commands that wait to begin.
     pub(super) starts: Turns,
@@ -39,12 +40,13 @@ pub(super) struct Sharing {
     pub(super) sends: Turns,
     /// True while several hosts use the poller.
     pub(super) is_mixed: bool,
+    /// Time at which that ends, unless another host has a command before.
     mixed_until: Instant,
     /// The host of the last command.
     last: Option<HostId>,
-    /// Time at which a limit lets a waiting command begin.
+    /// Earliest time at which a limit lets a waiting command begin.
     pub(super) wake_at: Option<Instant>,
-    /// Hosts whose counts are not published.
+    /// Hosts with counts that are not published yet.
     touched: Vec<usize>,
 }
 
@@ -57,8 +59,9 @@ struct HostShare {
     group: Option<Arc<Paces>>,
     weight: u32,
     usage: Arc<Usage>,
-    /// Counts since they were last published.
+    /// Counts since they were last published: reads, bytes read, writes, bytes written.
     counts: [u64; 4],
+    /// True while the host is in [`Sharing::touched`].
     is_touched: bool,
     /// Time since which a limit keeps commands waiting.
     throttled_since: Option<Instant>,
@@ -139,6 +142,7 @@ impl Sharing {
         }
     }
 
+    /// Gives a host the buckets, paces and weight of the current rules.
     fn apply_rules(&mut self, host: usize) {
         let Some(share) = &mut self.hosts[host] else { return };
         let (classes, weight) = self.limiter.classes_of(&share.nqn);
@@ -178,8 +182,9 @@ impl Sharing {
         ends
     }
 
-    /// Returns whether limits, with those of the namespace, and its paces let a command of `host` begin now; else
-    /// notes when to look again. Others that wait come first.
+    /// Returns whether rate limits and paces, those of the namespace included, let a command of `host` begin now. If
+    /// not, sets [`Sharing::wake_at`], and notes with the paces what the host waits for. A command also waits if
+    /// others do.
     pub(super) fn is_within_limits(
         &mut self,
         host: HostId,
@@ -299,12 +304,12 @@ pub(super) fn cost_of(len: usize) -> u64 {
     (COMMAND_BYTES + len) as u64
 }
 
-/// The bytes that a command costs beside its own.
+/// The cost of a command without data, in bytes.
 const COMMAND_BYTES: usize = 4096;
-/// The longest turn of sending. To send takes about twice as long as to copy from the page cache, where 1 MiB take
-/// 140 µs, so a turn of either takes less than 20 µs.
+/// Bytes of the longest turn of sending. Sending takes about twice as long as copying from the page cache, which takes
+/// 140 µs for 1 MiB. So a turn of sending, or of reading [`PIECE_BYTES`], takes less than 20 µs.
 pub(super) const SLICE_BYTES: usize = 64 << 10;
-/// The longest turn of reading; whole blocks.
+/// Bytes of the longest turn of reading; a multiple of all block lengths.
 pub(super) const PIECE_BYTES: u32 = 128 << 10;
 /// The time for which hosts take turns after commands of two of them.
 pub(super) const MIXED: Duration = Duration::from_secs(1);

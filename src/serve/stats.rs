@@ -1,7 +1,9 @@
-//! Counters of a target, and latencies of commands, from arrival to response.
+//! Statistics of a target: counters, and latencies of commands from arrival to response.
 //!
-//! A poller reads the clock once per poll iteration. A command that completes in one iteration is recorded
-//! with the next reading. By then, its response has been sent as far as the socket accepted it.
+//! Pollers count and record without touching shared memory per command: [`Tally`] and [`EndedCommands`] are one
+//! poller's, and are added up once per iteration. A poller reads the clock once per iteration. A command that
+//! completes in one iteration is recorded with the next reading; by then, its response has been sent as far as the
+//! socket accepted it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,10 +162,12 @@ impl Tally {
 }
 
 impl Counters {
+    /// Adds `value` to a counter.
     pub(super) fn add(counter: &AtomicU64, value: u64) {
         counter.fetch_add(value, Ordering::Relaxed);
     }
 
+    /// The current values; `controllers`: the number of controllers, which is not counted here.
     pub(super) fn read(&self, controllers: u64) -> TargetStats {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TargetStats {
@@ -261,6 +265,7 @@ impl EndedCommands {
 pub(super) struct Arrivals(Vec<Option<(usize, Instant)>>);
 
 impl Arrivals {
+    /// Notes the arrival of a command, and the index of its recorder.
     pub(super) fn set(&mut self, id: CommandId, recorder: usize, now: Instant) {
         let index = usize::from(id.0);
         if index >= self.0.len() {

@@ -1,29 +1,34 @@
 //! The NVM subsystem: its namespaces, its controllers, and the hosts that may connect.
 //!
-//! All pollers share it. I/O commands take no lock here: they read the atomics of their controller.
+//! All pollers share it. I/O commands take no lock here: they read the atomics of their controller
+//! (`subsystem/controller.rs`).
+
+mod controller;
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
 use super::access_log::{
-    AccessKind, ControllerEnd, Refusal, Teller, Traffic, WarningKind, Warnings, Who, busy,
+    AccessKind, ControllerEnd, Refusal, Teller, WarningKind, Warnings, Who, busy,
 };
-use super::events::{ANA, Ana, AnaState, Events, NAMESPACES};
+use super::ana::{Ana, AnaState};
+use super::events::{ANA, Events, NAMESPACES};
 use super::exponentiations::Exponentiations;
 use super::generated_keys::GeneratedKeys;
-use super::hosts::{Limit, Peer, PeerLimits};
-use super::options::{Access, HostKeys, Namespaces, ServedNamespace, TargetOptions};
+use super::options::{HostKeys, TargetOptions};
+use super::peers::{Limit, Peer, PeerLimits};
+use super::served::{Namespaces, ServedNamespace};
 use super::stats::{Counters, Latencies, TargetStats};
+pub(super) use controller::{Controller, Queue};
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::{Namespace, machine_uuid};
-use dlfs_nvme::auth::{Concatenation, IdentityParts, Origin, TlsPsk};
-use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
+use dlfs_nvme::auth::{Concatenation, IdentityParts, Origin};
+use dlfs_nvme::nvme::{Cap, ConnectData, Nqn, Sqe, Status};
 
 /// The subsystem that a target serves, and its discovery service.
 pub(super) struct Subsystem {
@@ -39,9 +44,9 @@ pub(super) struct Subsystem {
     pub(super) access: Arc<Teller>,
     pub(super) counters: Counters,
     pub(super) latencies: Latencies,
-    /// Hosts that may connect without keys: from the options, or from a later replacement.
+    /// Hosts that may connect without keys: those of the options, until they are replaced.
     allowed: RwLock<Vec<Nqn>>,
-    /// The keys of hosts: from the options, or from a later replacement.
+    /// The keys of hosts: those of the options, until they are replaced.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
     /// The number of replacements of the allowed hosts or the keys.
     pub(super) replacements: AtomicU64,
@@ -52,74 +57,17 @@ pub(super) struct Subsystem {
     start: Instant,
     /// Start of draining: since then no host may connect, and connected hosts are sent away.
     draining_since: OnceLock<Instant>,
+    /// Locked by Connect, by disconnections, and to report events; never by I/O commands.
     controllers: Mutex<Controllers>,
 }
 
 struct Controllers {
     by_cntlid: BTreeMap<u16, Arc<Controller>>,
+    /// The CNTLID that was assigned last.
     last_cntlid: u16,
+    /// Limits of controllers, without those of the discovery service.
     io_limits: PeerLimits,
     discovery_limits: PeerLimits,
-}
-
-/// A controller: created by the Connect of its admin queue, removed when that connection closes.
-pub(super) struct Controller {
-    pub(super) cntlid: u16,
-    /// The address from which the admin queue connected.
-    from: SocketAddr,
-    pub(super) hostnqn: Nqn,
-    pub(super) hostid: [u8; 16],
-    pub(super) is_discovery: bool,
-    /// True if the admin queue is inside TLS; the I/O queues must then be, too.
-    is_secured: bool,
-    /// The generated TLS PSK of the admin queue; holding it keeps the PSK valid while the controller exists.
-    _generated: Option<Arc<TlsPsk>>,
-    /// The host's access.
-    pub(super) access: Access,
-    /// True once the admin queue is gone; the controller's other connections then close themselves.
-    is_dead: AtomicBool,
-    /// Controller Configuration as the host wrote it.
-    cc: AtomicU32,
-    /// Controller Status without RDY.
-    csts: AtomicU32,
-    /// Number of times the controller was disabled: I/O queues from before no longer belong to it.
-    resets: AtomicU32,
-    /// Keep Alive Timeout (KATO) in milliseconds; 0: none.
-    pub(super) kato_ms: AtomicU32,
-    /// Time of the last bytes received on any connection of the controller.
-    last_seen_ms: AtomicU64,
-    /// The controller's asynchronous events.
-    pub(super) events: Events,
-    /// Creation time of the controller.
-    since: Instant,
-    /// True if the host has cleared DULBE (feature Error Recovery) on a thin namespace.
-    pub(super) hides_unwritten: AtomicBool,
-    /// The reason and counters that the access log gets when the controller ends.
-    end: ControllerEnd,
-    queues: Mutex<Queues>,
-}
-
-#[derive(Default)]
-struct Queues {
-    /// Number of I/O queues granted; `None` until the host asks.
-    granted: Option<u16>,
-    /// Identifiers of the connected I/O queues.
-    connected: Vec<u16>,
-}
-
-/// One connected queue. Dropping it removes it from its controller; dropping the admin queue
-/// removes the controller.
-pub(super) struct Queue {
-    pub(super) controller: Arc<Controller>,
-    pub(super) qid: u16,
-    pub(super) sqsize: u16,
-    pub(super) sq_flow_control: bool,
-    /// True if the host has keys, and must authenticate on this queue.
-    pub(super) must_authenticate: bool,
-    /// The rule by which authentication on this queue may generate a TLS PSK.
-    pub(super) concatenation: Concatenation,
-    resets: u32,
-    subsystem: Arc<Subsystem>,
 }
 
 /// A controller of a connected host.
@@ -141,10 +89,10 @@ pub struct ConnectedController {
 
 /// The identity of the PSK that a connection's TLS session uses.
 #[derive(Debug)]
-pub(super) struct Names {
-    /// The identity as a string.
-    pub(super) identity: String,
-    /// The parts of the identity.
+pub(super) struct TlsIdentity {
+    /// The identity as TLS has it.
+    pub(super) text: String,
+    /// The same, parsed: it names the host, the subsystem and the origin of the PSK.
     pub(super) parts: IdentityParts,
 }
 
@@ -247,7 +195,7 @@ impl Subsystem {
         }
     }
 
-    /// Sets the ANA state, and tells all controllers; returns whether it is another one.
+    /// Sets the ANA state, and tells all controllers if it has changed; returns whether it has.
     pub(super) fn set_ana(&self, state: AnaState) -> bool {
         let is_other = self.ana.set(state);
         if is_other {
@@ -274,13 +222,13 @@ impl Subsystem {
             && controller.events.knows_ana()
     }
 
-    /// The status with which the controller's I/O commands fail, if its namespaces are not accessible.
+    /// The status with which the controller's I/O commands fail; `None`: its namespaces are accessible.
     pub(super) fn refusal_of(&self, controller: &Controller) -> Option<Status> {
         let is_inaccessible = self.is_inaccessible_to(controller);
         is_inaccessible.then_some(Status::ANA_INACCESSIBLE).or_else(|| self.ana.refusal())
     }
 
-    /// Removes a host's controllers; returns how many there were.
+    /// Removes a host's controllers, except those of the discovery service; returns how many there were.
     pub(super) fn disconnect(&self, hostnqn: &Nqn) -> usize {
         let mut controllers = self.controllers.lock();
         let its = |controller: &&Arc<Controller>| {
@@ -315,6 +263,7 @@ impl Subsystem {
         xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
     }
 
+    /// Returns whether the host may connect, with keys or without.
     pub(super) fn allows(&self, host: &Nqn) -> bool {
         let options = &self.options;
         let keys = self.keys.read();
@@ -364,20 +313,21 @@ impl Subsystem {
         Cap::new(self.options.max_queue_entries, READY_TIMEOUT_MS)
     }
 
+    /// Milliseconds from the start to `now`.
     fn millis(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// Executes a Connect and writes its result to the access log.
+    /// Executes a Connect, and logs its result. `tls_identity`: that of the connection's PSK; `None` outside TLS.
     pub(super) fn connect(
         self: &Arc<Self>,
         sqe: &Sqe,
         data: &ConnectData,
         peer: SocketAddr,
-        secured_as: Option<&Names>,
+        tls_identity: Option<&TlsIdentity>,
         now: Instant,
     ) -> Result<Queue, Refusal> {
-        let result = self.admit(sqe, data, peer, secured_as, now);
+        let result = self.admit(sqe, data, peer, tls_identity, now);
         match &result {
             Ok(queue) => queue.log_connected(peer),
             Err(refusal) => self.log_refused(refusal, data, peer, now),
@@ -385,6 +335,7 @@ impl Subsystem {
         result
     }
 
+    /// Logs a refused Connect: a refusal with a kind also as a warning, and in the counters.
     fn log_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
         let hostnqn = data.hostnqn().ok();
         let why = &refusal.why;
@@ -398,12 +349,13 @@ impl Subsystem {
         self.warnings.warn(now, kind, who, format_args!("{why}"));
     }
 
+    /// Checks a Connect; creates its controller, or adds its queue to the controller that it names.
     fn admit(
         self: &Arc<Self>,
         sqe: &Sqe,
         data: &ConnectData,
         peer: SocketAddr,
-        secured_as: Option<&Names>,
+        tls_identity: Option<&TlsIdentity>,
         now: Instant,
     ) -> Result<Queue, Refusal> {
         if sqe.connect_recfmt() != 0 {
@@ -443,15 +395,19 @@ impl Subsystem {
             !keys.tls_keys.is_empty() || if must_concat { qid != 0 } else { require_tls }
         };
         let must_secure = keys.as_deref().map_or(require_tls, must_secure);
-        check_secured(secured_as, must_secure, &hostnqn, &subnqn)?;
+        check_secured(tls_identity, must_secure, &hostnqn, &subnqn)?;
         let concatenation = match &keys {
-            Some(keys) if secured_as.is_none() && qid == 0 => keys.concatenation(require_tls),
+            Some(keys) if tls_identity.is_none() && qid == 0 => keys.concatenation(require_tls),
             _ => Concatenation::No,
         };
-        let is_generated = secured_as.is_some_and(|names| names.parts.origin == Origin::Generated);
+        let is_generated = tls_identity.is_some_and(|it| it.parts.origin == Origin::Generated);
         let controller = match qid {
-            0 => self.add_controller(sqe, data, hostnqn, is_discovery, (peer, secured_as), now)?,
-            qid => self.join_controller(qid, data, &hostnqn, is_discovery, secured_as.is_some())?,
+            0 => {
+                self.add_controller(sqe, data, hostnqn, is_discovery, (peer, tls_identity), now)?
+            }
+            qid => {
+                self.join_controller(qid, data, &hostnqn, is_discovery, tls_identity.is_some())?
+            }
         };
         Ok(Queue {
             must_authenticate: keys.is_some_and(|keys| !keys.secrets.is_empty()) && !is_generated,
@@ -465,13 +421,14 @@ impl Subsystem {
         })
     }
 
+    /// Creates a controller for an admin queue, if the limits permit it or another controller can be evicted.
     fn add_controller(
         &self,
         sqe: &Sqe,
         data: &ConnectData,
         hostnqn: Nqn,
         is_discovery: bool,
-        (from, secured_as): (SocketAddr, Option<&Names>),
+        (from, tls_identity): (SocketAddr, Option<&TlsIdentity>),
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {
         if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
@@ -480,9 +437,9 @@ impl Subsystem {
                 "only dynamic controllers are supported",
             ));
         }
-        let generated = match secured_as {
-            Some(Names { parts, identity }) if parts.origin == Origin::Generated => {
-                let held = self.generated.hold(identity, now);
+        let generated = match tls_identity {
+            Some(TlsIdentity { parts, text }) if parts.origin == Origin::Generated => {
+                let held = self.generated.hold(text, now);
                 let why = "its generated TLS key is no longer valid";
                 Some(held.ok_or_else(|| Refusal::of(Status::CONNECT_INVALID_HOST, why))?)
             }
@@ -506,7 +463,7 @@ impl Subsystem {
             hostnqn,
             hostid: data.hostid,
             is_discovery,
-            is_secured: secured_as.is_some(),
+            is_secured: tls_identity.is_some(),
             _generated: generated,
             access,
             is_dead: AtomicBool::new(false),
@@ -526,7 +483,7 @@ impl Subsystem {
         Ok(controller)
     }
 
-    /// The Keep Alive Timeout granted to a controller that asks for `asked_ms`.
+    /// The Keep Alive Timeout (KATO) for a controller that asks for `asked_ms`, in milliseconds; 0: none.
     pub(super) fn keep_alive_ms(&self, asked_ms: u32, is_discovery: bool) -> u32 {
         let max_ms = u32::try_from(self.options.max_keep_alive.as_millis()).unwrap_or(u32::MAX);
         match asked_ms {
@@ -538,7 +495,9 @@ impl Subsystem {
         }
     }
 
-    /// Evicts one controller to make room for one of `peer`; returns whether one could be evicted.
+    /// Evicts the controller that has been silent longest, to make room for one of `peer`; returns whether one could be
+    /// evicted. A controller can be if it has been silent for long enough. At the limit of one peer, it must be of that
+    /// peer; at the limit of all, those of the peer with by far the most can be evicted at any time.
     fn make_room(
         &self,
         controllers: &mut Controllers,
@@ -579,6 +538,7 @@ impl Subsystem {
         true
     }
 
+    /// The refusal because of a reached limit; names the option that sets the limit.
     fn limit_reached(&self, limit: Limit, is_discovery: bool) -> Refusal {
         let options = &self.options;
         let (max, option) = match (limit, is_discovery) {
@@ -595,6 +555,7 @@ impl Subsystem {
         busy(format!("{whose} (--max-{kind}{option} {max})"))
     }
 
+    /// Adds an I/O queue to the controller that a Connect names.
     fn join_controller(
         &self,
         qid: u16,
@@ -650,7 +611,7 @@ impl Controllers {
         }
     }
 
-    /// A free CNTLID; reuses the least recently used one.
+    /// A free CNTLID, counting up from the last one, so that an identifier is reused as late as possible.
     fn next_cntlid(&mut self) -> Option<u16> {
         if self.by_cntlid.len() >= usize::from(MAX_CNTLID) {
             return None;
@@ -664,184 +625,16 @@ impl Controllers {
     }
 }
 
-impl Controller {
-    fn peer(&self) -> Peer {
-        Peer::from(self.from.ip())
-    }
-
-    /// The host NQN under which the memory of the controller's queues is accounted. Anyone may connect to
-    /// the discovery service under any NQN, so all discovery controllers count as one separate host.
-    pub(super) fn accounted_to(&self) -> Nqn {
-        if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
-    }
-
-    /// Returns whether reads of deallocated blocks must not fail with *Deallocated or Unwritten Logical
-    /// Block*.
-    pub(super) fn hides_unwritten(&self) -> bool {
-        self.hides_unwritten.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn is_enabled(&self) -> bool {
-        Csts(self.csts()).is_ready()
-    }
-
-    pub(super) fn cc(&self) -> u32 {
-        self.cc.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn csts(&self) -> u32 {
-        let csts = self.csts.load(Ordering::Relaxed);
-        let ready = Cc(self.cc()).is_enabled() && !Csts(csts).is_fatal();
-        csts | if ready { Csts::READY } else { 0 }
-    }
-
-    /// Executes a Property Set of CC: enables, disables or shuts down the controller. An unsupported
-    /// configuration sets CSTS.CFS.
-    pub(super) fn set_cc(&self, value: u32) {
-        let before = Cc(self.cc.swap(value, Ordering::Relaxed));
-        let after = Cc(value);
-        let mut csts = self.csts.load(Ordering::Relaxed);
-        if before.is_enabled() && !after.is_enabled() {
-            csts = 0;
-            self.events.reset();
-            self.resets.fetch_add(1, Ordering::Relaxed);
-            *self.queues.lock() = Queues::default();
-        }
-        if !before.is_enabled() && after.is_enabled() && !self.can_enable(value) {
-            csts |= Csts::FATAL;
-        }
-        if after.wants_shutdown() {
-            csts |= Csts::SHUTDOWN_COMPLETE;
-        }
-        self.csts.store(csts, Ordering::Relaxed);
-    }
-
-    /// Returns whether CC is supported: page size, arbitration and command set 0, queue entries of 64 and
-    /// 16 bytes. A discovery controller has no I/O queues and may leave the entry sizes 0.
-    fn can_enable(&self, cc: u32) -> bool {
-        let entries = cc >> 16 & 0xFF;
-        cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
-    }
-
-    /// Returns whether any I/O queue is connected.
-    pub(super) fn has_io_queues(&self) -> bool {
-        !self.queues.lock().connected.is_empty()
-    }
-
-    /// Grants up to `max` I/O queues; refuses once any is connected.
-    pub(super) fn grant_queues(&self, asked: u16, max: u16) -> Result<u16, Status> {
-        let mut queues = self.queues.lock();
-        if !queues.connected.is_empty() {
-            return Err(Status::COMMAND_SEQUENCE_ERROR);
-        }
-        let granted = asked.min(max).max(1);
-        queues.granted = Some(granted);
-        Ok(granted)
-    }
-
-    pub(super) fn granted_queues(&self) -> u16 {
-        self.queues.lock().granted.unwrap_or(0)
-    }
-
-    fn add_queue(&self, qid: u16) -> Result<(), Refusal> {
-        let mut queues = self.queues.lock();
-        if qid > queues.granted.unwrap_or(0) {
-            return Err(Refusal::command(QID_OFFSET, "the queue identifier was not granted"));
-        }
-        if queues.connected.contains(&qid) {
-            return Err(Refusal::of(
-                Status::COMMAND_SEQUENCE_ERROR,
-                "the queue is connected already",
-            ));
-        }
-        queues.connected.push(qid);
-        Ok(())
-    }
-}
-
-impl Queue {
-    fn log_connected(&self, peer: SocketAddr) {
-        let host = self.controller.hostnqn.as_str();
-        let cntlid = self.controller.cntlid;
-        let discovery = self.controller.is_discovery;
-        match self.qid {
-            0 => {
-                tracing::info!(%peer, host, cntlid, discovery, "connected");
-                self.tell_connected(peer);
-            }
-            qid => tracing::debug!(%peer, host, cntlid, qid, "connected an I/O queue"),
-        }
-    }
-
-    fn tell_connected(&self, peer: SocketAddr) {
-        let controller = &self.controller;
-        let kind = AccessKind::Connected {
-            discovery: controller.is_discovery,
-            tls: controller.is_secured,
-            must_authenticate: self.must_authenticate,
-        };
-        let who = Who { peer: Some(peer), host: Some(&controller.hostnqn) };
-        self.subsystem.access.tell(who, Some(controller.cntlid), kind);
-    }
-
-    /// Notes that the queue's connection ends; for the admin queue, `why` becomes the controller's reason.
-    pub(super) fn ends(&self, why: &dyn Display, traffic: &Traffic) {
-        self.controller.end.add(traffic);
-        if self.qid == 0 {
-            self.controller.end.because(why.to_string());
-        }
-    }
-
-    /// Returns whether the queue's controller is gone: its admin queue has closed, or it was disabled.
-    pub(super) fn is_orphan(&self) -> bool {
-        let controller = &self.controller;
-        let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;
-        is_reset || controller.is_dead.load(Ordering::Relaxed)
-    }
-
-    /// Notes a sign of life: a whole PDU, or much of one, was received.
-    pub(super) fn seen(&self, now: Instant) {
-        self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
-    }
-
-    /// The deadline of Keep Alive: the controller ends unless something arrives within twice its KATO. A
-    /// host that sends every half KATO may be late on a busy machine.
-    pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
-        let kato_ms = u64::from(self.controller.kato_ms.load(Ordering::Relaxed));
-        let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
-        (kato_ms > 0)
-            .then(|| self.subsystem.start + Duration::from_millis(last_seen_ms + 2 * kato_ms))
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        let who = (&self.hostnqn, self.from);
-        self.end.tell(who, self.cntlid, self.is_discovery, self.since);
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if self.qid == 0 {
-            return self.subsystem.controllers.lock().remove(&self.controller);
-        }
-        if self.controller.resets.load(Ordering::Relaxed) == self.resets {
-            self.controller.queues.lock().connected.retain(|&qid| qid != self.qid);
-        }
-    }
-}
-
-/// Refuses a host whose TLS PSK is for another host or subsystem, or that has a PSK and connects without TLS.
+/// Refuses a host whose TLS PSK is for another host or subsystem, or that connects without TLS and must use it.
 fn check_secured(
-    secured_as: Option<&Names>,
+    tls_identity: Option<&TlsIdentity>,
     must_secure: bool,
     hostnqn: &Nqn,
     subnqn: &Nqn,
 ) -> Result<(), Refusal> {
-    let why = match secured_as.map(|names| &names.parts) {
-        Some(names) if names.hostnqn != *hostnqn => "its TLS key is that of another host",
-        Some(names) if names.subnqn != *subnqn => "its TLS key is for another subsystem",
+    let why = match tls_identity.map(|identity| &identity.parts) {
+        Some(parts) if parts.hostnqn != *hostnqn => "its TLS key is that of another host",
+        Some(parts) if parts.subnqn != *subnqn => "its TLS key is for another subsystem",
         None if must_secure => "it must connect inside TLS",
         _ => return Ok(()),
     };
@@ -853,15 +646,13 @@ fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
     keys.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect()
 }
 
-/// The controller identifier before the first one. Hosts refuse a controller whose identifier they know from another
-/// target of the same subsystem, so targets begin at places that depend on machine and address.
+/// The CNTLID before the first one that is assigned. Hosts refuse a controller whose identifier they know from another
+/// target of the same subsystem, so it depends on machine and addresses.
 fn last_cntlid(addresses: &[SocketAddr]) -> u16 {
     let place = format!("{:?} {addresses:?}", machine_uuid());
     (xxhash_rust::xxh3::xxh3_64(place.as_bytes()) % u64::from(MAX_CNTLID)) as u16
 }
 
-/// Fields MPS, AMS and CSS of CC.
-const CC_MPS_AMS_CSS: u32 = 0x3FF0;
 /// Offset of QID in the Connect command.
 const QID_OFFSET: u16 = 42;
 /// Offset of SQSIZE in the Connect command.
@@ -870,8 +661,8 @@ const SQSIZE_OFFSET: u16 = 44;
 const MAX_CNTLID: u16 = 0xFFEF;
 /// CAP.TO in milliseconds: the maximum time to become ready; this target is ready at once.
 const READY_TIMEOUT_MS: u32 = 5_000;
-/// Keep Alive Timeout of a discovery controller that asks for none.
+/// Keep Alive Timeout, in milliseconds, of a discovery controller that asks for none.
 const DISCOVERY_KATO_MS: u32 = 60_000;
-/// Silence after which a discovery controller may be evicted: discovery takes milliseconds, and hosts that
-/// stay connected for its events reconnect.
+/// Silence, in milliseconds, after which a discovery controller may be evicted: discovery takes milliseconds, and hosts
+/// that stay connected for its events reconnect.
 const DISCOVERY_EVICTABLE_MS: u64 = 1_000;

@@ -1,9 +1,9 @@
 //! Limits of a host, a group or a namespace: bytes and I/Os a second.
 //!
-//! Pollers share token [`Bucket`]s: limits in bytes and I/Os a second (GCRA). A bucket is one number, the time from
-//! which the next command may begin. A command advances it by its cost, so one larger than the burst passes too, and
-//! later ones wait longer. After a pause, the time lags behind the clock by at most the burst. Pollers that look at the
-//! same moment may all begin one command; later commands wait for the overdraft, so limits hold up to the burst and one
+//! Each limit is a token [`Bucket`] that pollers share (GCRA). A bucket is one number, the time from which the next
+//! command may begin. A command advances that time by its cost, so one larger than the burst passes too, and later ones
+//! wait longer. After a pause, the time lags behind the clock by at most the burst. Pollers that compare at the same
+//! moment may all begin one command; later commands wait for the overdraft, so limits hold up to the burst and one
 //! command of each poller.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl Limits {
     }
 }
 
-/// The buckets of a host, a group or a namespace.
+/// The buckets of a host, a group or a namespace, one for each rate that is limited.
 #[derive(Debug)]
 pub(in super::super) struct Class {
     pub(super) limits: Limits,
@@ -63,6 +63,7 @@ pub(in super::super) struct Class {
 #[derive(Debug)]
 struct Bucket {
     per_second: u64,
+    /// The burst, in ticks.
     burst: u64,
     /// The time, in ticks, from which the next command may begin.
     ready_at: AtomicU64,
@@ -91,7 +92,7 @@ impl Class {
         bytes.max(ios)
     }
 
-    /// Charges a command of `len` bytes that begins at `now`.
+    /// Charges a command of `len` bytes that begins at `now`, in ticks.
     pub(in super::super) fn take(&self, is_write: bool, len: u32, now: u64) {
         for (buckets, amount) in [(&self.bytes, len), (&self.ios, 1)] {
             if let Some(bucket) = &buckets[usize::from(is_write)] {
@@ -114,7 +115,7 @@ impl Bucket {
 
 pub(super) const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS_PER_NANOSECOND;
 
-/// Fine enough for small commands at 100 GB/s, and enough for 36 years.
+/// Ticks are fine enough for small commands at 100 GB/s, and a `u64` of them lasts 36 years.
 pub(in super::super) const TICKS_PER_NANOSECOND: u64 = 16;
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! The pace of hosts at a namespace or at a group's rate, on all pollers together.
 //!
-//! Turns are those of one poller. Where pollers share the limit, a namespace's device or a rate of it or of a group,
-//! a host with queues on more pollers would get more of it. So pollers note here the hosts whose commands wait for it.
-//! While some do, commands are counted, and a host may begin one only if it is not far ahead of the waiting host that
-//! has had the least. That host itself may always begin one, so nothing is idle for the sake of the others.
+//! Turns ([`super::Turns`]) are those of one poller. Pollers may share what limits the hosts: the device of a
+//! namespace, or the rate of a namespace or a group. A host with queues on more pollers would then get more. So
+//! pollers note here the hosts whose commands wait for the device or the rate. While any host waits, commands are
+//! counted, and a host may begin one only if it is not far ahead of the waiting host that has had the least. That
+//! host itself may always begin one, so the device is never idle for fairness.
 //!
-//! While nothing waits, nothing is counted: it costs one comparison, and no lock. A host that comes back after a
-//! pause starts with the others: it has saved nothing up. Pollers that have commands of a waiting host note it again
-//! at each of their checks of time limits, so a note that is older than [`FORGOTTEN`] has no poller any more.
+//! While no host waits, nothing is counted: the cost is one comparison, and no lock. A host that comes back after a
+//! pause starts level with the others. Pollers that have commands of a waiting host note it again at each of their
+//! checks of time limits, so a note that is older than [`FORGOTTEN`] is of no poller any more.
 //!
-//! Pure: it is told the time, in the ticks of buckets.
+//! Time is an argument, in the ticks of buckets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -69,13 +70,13 @@ struct Progress {
 }
 
 impl Paces {
-    /// Notes a command of a host, on whichever poller; returns whether the last one was another host's.
+    /// Notes a command of a host; returns whether the last command, on any poller, was another host's.
     pub(in super::super) fn meets_another(&self, Runner { host, .. }: Runner) -> bool {
         let last = &self.device.last;
         last.load(Ordering::Relaxed) != host && last.swap(host, Ordering::Relaxed) != 0
     }
 
-    /// Returns whether hosts wait.
+    /// Returns whether hosts wait, for the device or for the rate of this kind of commands.
     pub(in super::super) fn is_contended(&self, is_write: bool) -> bool {
         self.rate(is_write).is_contended() || self.device.is_contended()
     }
@@ -98,12 +99,12 @@ impl Paces {
         self.device.leaves(runner);
     }
 
-    /// Returns whether a host may begin a command now; else the host waits.
+    /// Returns whether a host may begin a command now; if not, notes that the host waits.
     pub(in super::super) fn admits(&self, runner: Runner, is_write: bool, now: u64) -> bool {
         self.rate(is_write).admits(runner, now) && self.device.admits(runner, now)
     }
 
-    /// Counts a command that begins, where hosts wait.
+    /// Counts a command that begins, if hosts wait.
     pub(in super::super) fn charge(&self, runner: Runner, is_write: bool, cost: u64) {
         self.rate(is_write).charge(runner, cost);
         self.device.charge(runner, cost);
@@ -139,6 +140,7 @@ impl Pace {
         }
     }
 
+    /// Changes the hosts under the lock, and updates `is_contended`.
     fn change<T>(&self, how: impl FnOnce(&mut Hosts) -> T) -> T {
         let mut hosts = self.hosts.lock();
         let result = how(&mut hosts);
@@ -149,18 +151,18 @@ impl Pace {
 
 impl Hosts {
     fn waits(&mut self, runner: Runner, now: u64) {
-        let its = self.progress(runner.host);
-        its.noted_at = now;
-        its.pollers |= bit(runner.poller);
-        let place = (its.had, runner.host);
-        self.waiting.insert(place);
+        let progress = self.progress(runner.host);
+        progress.noted_at = now;
+        progress.pollers |= bit(runner.poller);
+        let entry = (progress.had, runner.host);
+        self.waiting.insert(entry);
     }
 
     fn leaves(&mut self, runner: Runner) {
-        let Some(its) = self.by_host.get_mut(&runner.host) else { return };
-        its.pollers &= !bit(runner.poller);
-        if its.pollers == 0 {
-            self.waiting.remove(&(its.had, runner.host));
+        let Some(progress) = self.by_host.get_mut(&runner.host) else { return };
+        progress.pollers &= !bit(runner.poller);
+        if progress.pollers == 0 {
+            self.waiting.remove(&(progress.had, runner.host));
         }
     }
 
@@ -174,12 +176,12 @@ impl Hosts {
     }
 
     fn charge(&mut self, runner: Runner, cost: u64) {
-        let its = self.progress(runner.host);
-        let before = its.had;
-        its.had += Tag::from(cost) * SCALE / Tag::from(runner.weight.max(1));
-        let place = (its.had, runner.host);
+        let progress = self.progress(runner.host);
+        let before = progress.had;
+        progress.had += Tag::from(cost) * SCALE / Tag::from(runner.weight.max(1));
+        let entry = (progress.had, runner.host);
         if self.waiting.remove(&(before, runner.host)) {
-            self.waiting.insert(place);
+            self.waiting.insert(entry);
         }
     }
 
@@ -188,24 +190,25 @@ impl Hosts {
         let floor = self.floor;
         let num_hosts = self.by_host.len();
         if num_hosts.is_power_of_two() && !self.by_host.contains_key(&host) {
-            self.by_host.retain(|_, its| its.pollers != 0 || its.had > floor);
+            self.by_host.retain(|_, known| known.pollers != 0 || known.had > floor);
         }
-        let its = self.by_host.entry(host).or_default();
-        if its.pollers == 0 {
-            its.had = its.had.max(floor);
+        let progress = self.by_host.entry(host).or_default();
+        if progress.pollers == 0 {
+            progress.had = progress.had.max(floor);
         }
-        its
+        progress
     }
 
-    /// Follows the waiting host that has had the least; returns the floor.
+    /// Raises the floor to the waiting host that has had the least, and measures the lead; returns the floor. Hosts
+    /// whose last note is too old wait no longer.
     fn raise_floor(&mut self, now: u64) -> Tag {
         while let Some(&(had, host)) = self.waiting.first() {
-            let its = self.by_host.get_mut(&host).expect("waiting hosts have a progress");
-            if now.saturating_sub(its.noted_at) < FORGOTTEN {
+            let progress = self.by_host.get_mut(&host).expect("waiting hosts have a progress");
+            if now.saturating_sub(progress.noted_at) < FORGOTTEN {
                 self.floor = had;
                 break;
             }
-            its.pollers = 0;
+            progress.pollers = 0;
             self.waiting.pop_first();
         }
         let (floor, since) = self.measured;

@@ -1,7 +1,7 @@
 //! The limits and weights of hosts, groups of hosts and namespaces, and the use that each host makes.
 //!
-//! One [`Limiter`] may serve several targets: a host then has one limit for all of them. Pollers look at its
-//! version, and take its lock only when that has changed or a host comes.
+//! One [`Limiter`] may serve several targets: a host then has one limit for all of them. Pollers compare the version of
+//! the rules, and take the lock only when that has changed or a host connects.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,11 +53,11 @@ impl fmt::Display for HostPattern {
     }
 }
 
-/// Limits of some hosts.
+/// The limits of some hosts: of each by itself, or of all together as a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostRule {
-    /// The group's name: its hosts share the rates, and each has the weight. `None`: each host has all to
-    /// itself.
+    /// The name of the group, whose hosts share the rates; each has the weight. `None`: each host has the rates and the
+    /// weight to itself.
     pub group: Option<String>,
     /// The hosts.
     pub hosts: Vec<HostPattern>,
@@ -67,8 +67,8 @@ pub struct HostRule {
 
 /// The limits of all hosts and namespaces.
 ///
-/// A host has the first rule that means it alone, and that of the first group that it belongs to. The
-/// weight of the former counts, if it has one.
+/// Two rules apply to a host: the first rule without a group whose patterns match it, and the first with a group. The
+/// weight is that of the former if it has one, else that of the latter.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Limits of hosts and groups.
@@ -82,29 +82,30 @@ pub struct Rules {
 pub struct Limiter(Arc<Inner>);
 
 struct Inner {
+    /// Origin of the ticks of buckets.
     start: Instant,
     /// The number of changes of the rules.
     version: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LimiterState {
     rules: Rules,
     classes: Classes,
     /// The paces of hosts at each namespace and in each group.
     paces: BTreeMap<Key, Weak<Paces>>,
     /// Counters of connected hosts, and of some that have left: they outlive connections.
     usage: BTreeMap<(Nqn, Nqn), Arc<Usage>>,
-    /// The number of counters at which those of hosts that have left go.
+    /// The number of counters at which those of hosts that have left are removed.
     forget_at: usize,
 }
 
-/// The buckets in use, and some that no host or namespace has any more.
+/// The buckets in use, and some that no host, group or namespace has any more.
 #[derive(Default)]
 struct Classes {
     by_key: BTreeMap<Key, Weak<Class>>,
-    /// The number at which those out of use go.
+    /// The number of entries at which those out of use are removed.
     forget_at: usize,
 }
 
@@ -160,7 +161,7 @@ impl fmt::Debug for Limiter {
 }
 
 impl Limiter {
-    /// Replaces all rules. Hosts and namespaces whose limits stay keep the state of their buckets.
+    /// Replaces all rules. Hosts, groups and namespaces whose limits do not change keep the state of their buckets.
     pub fn set(&self, rules: Rules) {
         self.0.state.lock().rules = rules;
         self.0.version.fetch_add(1, Ordering::Release);
@@ -221,20 +222,20 @@ impl Limiter {
         since.as_nanos() as u64 * TICKS_PER_NANOSECOND
     }
 
-    /// The counters of a host that connects. Those of hosts that have left go when there are too many, since
-    /// names can be invented.
+    /// The counters of a host that connects. Removes those of hosts that have left when there are too many, since names
+    /// can be invented.
     pub(in super::super) fn usage_of(&self, subsystem: &Nqn, host: &Nqn) -> Arc<Usage> {
-        let State { usage: all, forget_at, .. } = &mut *self.0.state.lock();
+        let LimiterState { usage: all, forget_at, .. } = &mut *self.0.state.lock();
         if all.len() >= MAX_REMEMBERED.max(*forget_at) {
             all.retain(|_, usage| is_connected(usage));
-            *forget_at = 2 * all.len(); // so that thousands of hosts do not look at each other
+            *forget_at = 2 * all.len(); // so that thousands of hosts are not scanned at each Connect
         }
         all.entry((subsystem.clone(), host.clone())).or_default().clone()
     }
 
-    /// The buckets of a host: its own and its group's; and its weight.
+    /// The buckets of a host, those that it has to itself first, then those of its group; and its weight.
     pub(in super::super) fn classes_of(&self, host: &Nqn) -> (Vec<Arc<Class>>, u32) {
-        let State { rules, classes, .. } = &mut *self.0.state.lock();
+        let LimiterState { rules, classes, .. } = &mut *self.0.state.lock();
         let rules: Vec<&HostRule> = rules.of(host).collect();
         let with_rates = rules.iter().filter(|rule| rule.limits.has_rates());
         let make = |rule: &&HostRule| {
@@ -249,7 +250,7 @@ impl Limiter {
 
     /// The buckets of a namespace, if it has any.
     pub(in super::super) fn class_of(&self, subsystem: &Nqn, nsid: Nsid) -> Option<Arc<Class>> {
-        let State { rules, classes, .. } = &mut *self.0.state.lock();
+        let LimiterState { rules, classes, .. } = &mut *self.0.state.lock();
         let limits = rules.namespaces.get(&(subsystem.clone(), nsid))?;
         let key = Key::Namespace(subsystem.clone(), nsid);
         limits.has_rates().then(|| classes.class(key, *limits))
@@ -269,7 +270,8 @@ impl Limiter {
     }
 }
 
-impl State {
+impl LimiterState {
+    /// The paces of `key`: those in use, or else new ones.
     fn paces(&mut self, key: Key) -> Arc<Paces> {
         if let Some(known) = self.paces.get(&key).and_then(Weak::upgrade) {
             return known;
@@ -299,7 +301,7 @@ impl Classes {
 }
 
 impl Rules {
-    /// The rule of the host alone, and that of its group.
+    /// The rules that apply to a host: the one without a group, then the one of its group.
     fn of<'a>(&'a self, host: &'a Nqn) -> impl Iterator<Item = &'a HostRule> {
         [false, true].into_iter().filter_map(move |is_group| {
             let its = |rule: &&HostRule| {
@@ -310,7 +312,7 @@ impl Rules {
     }
 }
 
-/// Returns whether a poller counts for the host.
+/// Returns whether the host is connected: a poller holds its counters.
 fn is_connected(usage: &Arc<Usage>) -> bool {
     Arc::strong_count(usage) > 1
 }
