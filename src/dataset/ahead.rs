@@ -1,156 +1,26 @@
 //! Readahead along an order, for programs that open files one by one.
 //!
-//! A program that knows only files does not say which file it opens next. If we know its order, a thread
-//! reads samples along that order with a loader, makes of each sample the value that the caller hands out,
-//! and keeps a window of these values. Samples outside the window are read on demand. The window moves as
-//! values are taken: see [`Window::make_room`].
+//! A program that knows only files does not say which file it opens next. If its order is known ([`OrderFile`]), a
+//! thread reads samples along that order with a loader, makes a value of each sample, such as a file in memory, and
+//! keeps a window of these values. Samples outside the window are read on demand. The window moves as values are
+//! taken: see [`Window::make_room`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::format::superblock::used_bytes;
+use crate::error::Result;
 use crate::metrics::{self, Measured, Snapshot};
-use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
-use crate::prefetch::LoaderOptions;
-use crate::process::{Condvar, Mutex, MutexGuard, memory_bytes};
-use crate::reader::{Batch, OnError};
+use crate::process::{Condvar, Mutex, MutexGuard};
+use crate::reader::Batch;
 use crate::registry::Registration;
 use crate::threads::caught;
-use crate::units::{Epoch, Generation, SampleId};
+use crate::units::SampleId;
 
-use super::loader::load;
-use super::{Dataset, Loader, Sampler};
-
-/// The order that a program reads in, the program's position, and limits of readahead, from a JSON file.
-///
-/// The file is a reading state as loaders save it, with a few more keys; or only `order` and those keys.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct OrderFile {
-    /// The order, with its seed.
-    pub order: OrderSpec,
-    /// The image that the state belongs to; any image if the key is missing.
-    image: Option<serde_json::Value>,
-    generation: Option<Generation>,
-    version: Option<u32>,
-    /// The epoch that the program begins with.
-    #[serde(default)]
-    pub epoch: Epoch,
-    /// Samples of that epoch that all ranks together have read already.
-    #[serde(default)]
-    pub consumed: u64,
-    /// Samples of one batch. `None`: 64, or fewer if one rank reads alone and four such batches exceed the window.
-    pub batch: Option<usize>,
-    /// Memory limit of readahead, in bytes. `None`: 256 MiB, or a quarter of the memory that this process may
-    /// use if that is less. A small data set takes less than the limit.
-    pub window: Option<u64>,
-    /// This rank.
-    #[serde(default)]
-    pub rank: u32,
-    /// Ranks that share each epoch.
-    #[serde(default = "one")]
-    pub world_size: u32,
-}
-
-fn one() -> u32 {
-    1
-}
-
-impl OrderFile {
-    /// Reads an order file.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the file does not hold an order. Errors of the file system.
-    pub fn load(path: &Path) -> Result<OrderFile> {
-        let refused = || Error::new(ErrorKind::NotFound, "there is no such order file").path(path);
-        load(path, OrderFile::parse)?.ok_or_else(refused)
-    }
-
-    /// Parses the JSON text of an order file.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the text does not hold an order.
-    pub fn parse(text: &str) -> Result<OrderFile> {
-        let refuse = |why: &str| Error::new(ErrorKind::InvalidArgument, why.to_owned());
-        let file: OrderFile = serde_json::from_str(text).map_err(|error| {
-            let hint = r#"for example {"order": {"kind": "global", "seed": 7}, "epoch": 0}"#;
-            refuse("this is not an order to read along").hint(hint).source(error)
-        })?;
-        if file.version.is_some() {
-            let state = State::from_json(text)?; // checks a file that is a whole state
-            if state.budget.is_some_and(|budget| budget.rows.is_some()) {
-                return Err(refuse(
-                    "the state counts rows of tokens, and files are read by samples",
-                ));
-            }
-        }
-        match file.order.kind {
-            OrderKind::Grouped { lanes: 0, .. } => {} // as many as suit the world size
-            _ => file.order.check()?,
-        }
-        file.order.check_epoch(file.epoch)?;
-        let is_batch = file.batch.is_none_or(|batch| (1..=MOST_AT_ONCE).contains(&batch));
-        if !is_batch || file.window == Some(0) {
-            return Err(refuse("batch is from 1 to 65,536, and window more than 0"));
-        }
-        if file.rank >= file.world_size {
-            return Err(refuse("rank is less than world_size"));
-        }
-        Ok(file)
-    }
-
-    /// The options of a loader along this order, and the most bytes of values that wait for the program.
-    fn options(&self, dataset: &Dataset) -> Result<(LoaderOptions, u64)> {
-        let directory = dataset.directory();
-        let superblocks = dataset.image().superblocks();
-        let data_bytes = used_bytes(superblocks);
-        let window = self.window.unwrap_or_else(|| (memory_bytes() / 4).min(DEFAULT_WINDOW_BYTES));
-        // Split the window: a quarter for values that wait for the program, the rest for the loader's window.
-        let waiting = (window / 4).min(data_bytes).max(1);
-        let chunks = 2 * u64::from(directory.layout().chunk_size_bytes);
-        let loader = (window - window / 4).min(data_bytes.saturating_add(chunks)).max(1);
-        let mean_bytes = data_bytes / directory.num_live().max(1);
-        let long = loader / 4 / mean_bytes.max(1);
-        let batch = self.batch.unwrap_or_else(|| match self.world_size {
-            1 => long.clamp(1, DEFAULT_BATCH) as usize,
-            _ => DEFAULT_BATCH as usize, // equal on all ranks, whatever memory each has
-        });
-        let state = State {
-            epoch: self.epoch,
-            consumed: self.consumed,
-            ..State::start(
-                directory.uuid().0,
-                self.generation.unwrap_or(directory.generation()),
-                self.order.started(self.world_size),
-            )
-        };
-        if let Some(image) = &self.image
-            && serde_json::to_value(state.image).ok().as_ref() != Some(image)
-        {
-            let text = format!("the order belongs to image {image}, and this is another one");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let epochs = if self.order.check_epoch(Epoch(MAX_EPOCHS - 1)).is_ok() {
-            MAX_EPOCHS - 1
-        } else {
-            self.epoch.0 + 1_000 // an order with fewer epochs: loaders check their number
-        };
-        let options = LoaderOptions {
-            rank: self.rank,
-            world_size: self.world_size,
-            resume: Some(state),
-            window_bytes: usize::try_from(loader).unwrap_or(usize::MAX),
-            on_error: OnError::Skip, // the program's own read of the sample reports the error
-            ..LoaderOptions::new(self.order, batch, epochs)
-        };
-        Ok((options, waiting))
-    }
-}
+use super::{Dataset, Loader, OrderFile, Sampler};
 
 /// Counters of readahead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -198,17 +68,20 @@ struct Shared<T> {
 
 #[derive(Debug)]
 struct Window<T> {
+    /// The entries of the window, in the order of reading.
     kept: VecDeque<Kept<T>>,
     /// The number of the first entry of `kept`; the entries are numbered consecutively.
     first: u64,
     /// For each sample, the number of one of its entries. [`Window::take`] moves on from a taken entry to the next.
-    of: HashMap<SampleId, u64>,
+    entries: HashMap<SampleId, u64>,
     /// The samples of the batch that the thread waits for (`coming`), and those of the batch after it
     /// (`following`). A program that follows the order asks for one of these, also between two batches: it then
     /// waits for the sample instead of reading it itself.
     coming: HashSet<SampleId>,
     following: HashSet<SampleId>,
+    /// Bytes of the samples in the window.
     bytes: u64,
+    /// The window is full at this many bytes or samples.
     most_bytes: u64,
     most_samples: usize,
     /// Files asked for so far.
@@ -218,13 +91,14 @@ struct Window<T> {
     missed: VecDeque<(SampleId, u64)>,
     /// Samples that the program waits for.
     awaited: HashSet<SampleId>,
-    /// Misses since the last hit, or since the window last had room.
+    /// Misses since the last hit, or since the window last had room. At [`MISSES`], a full window is dropped.
     misses: u64,
     /// Samples skipped in search of the program's position. The search ends at a sample that the program has
     /// recently missed or waits for. `None`: no search is under way.
     sought: Option<u64>,
-    /// Searches since the last hit.
+    /// Searches since the last hit. At [`MOVES`], readahead ends.
     moves: u32,
+    /// Set once readahead has ended, or is to end.
     end: Option<End>,
     stats: AheadStats,
 }
@@ -232,8 +106,10 @@ struct Window<T> {
 #[derive(Debug)]
 struct Kept<T> {
     id: SampleId,
+    /// Bytes of the sample.
     len: u64,
-    what: T,
+    value: T,
+    /// True once the value was handed out.
     is_taken: bool,
     /// The number of the next entry of the same sample: near the end of an epoch, the window has entries of
     /// two epochs.
@@ -243,7 +119,9 @@ struct Kept<T> {
 /// Reason why readahead has ended.
 #[derive(Debug, Clone)]
 enum End {
+    /// The program follows no order, or this value is being dropped.
     Stopped,
+    /// The order has no more samples.
     Finished,
     Failed(String),
 }
@@ -270,7 +148,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         let window = Window {
             kept: VecDeque::new(),
             first: 0,
-            of: HashMap::new(),
+            entries: HashMap::new(),
             coming: HashSet::new(),
             following: ids.into_iter().collect(),
             bytes: 0,
@@ -307,7 +185,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         let mut window = self.shared.window.lock();
         let until = Instant::now() + LONGEST_WAIT;
         let mut is_late = false;
-        while !is_late && !window.of.contains_key(&id) && window.is_coming(id) {
+        while !is_late && !window.entries.contains_key(&id) && window.is_coming(id) {
             window.awaited.insert(id);
             self.shared.changed.notify_all();
             (window, is_late) = self.shared.changed.wait_until(window, until);
@@ -350,6 +228,8 @@ impl<T: Clone + Send + 'static> Drop for Ahead<T> {
 }
 
 impl<T: Clone> Shared<T> {
+    /// The thread: reads batch after batch, and keeps the values of the samples. `first` is the result of the sampler's
+    /// first draw, whose ids are in the window as `following`.
     fn run(
         &self,
         first: Result<Option<bool>>,
@@ -392,8 +272,8 @@ impl<T: Clone> Shared<T> {
                 let window = self.window.lock();
                 let Some(mut window) = self.with_room(window) else { return End::Stopped };
                 window.coming.remove(&id);
-                if let Some(what) = made {
-                    window.keep(id, len, what);
+                if let Some(value) = made {
+                    window.keep(id, len, value);
                 }
                 self.changed.notify_all();
             }
@@ -417,31 +297,33 @@ impl<T: Clone> Shared<T> {
 }
 
 impl<T: Clone> Window<T> {
+    /// Takes the value of the sample if it is in the window; otherwise counts a miss.
     fn take(&mut self, id: SampleId) -> Option<T> {
         self.asked += 1;
         while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MISSES) {
             self.missed.pop_front();
         }
         while let Some(again) =
-            self.of_sample(id).filter(|kept| kept.is_taken).and_then(|kept| kept.again)
+            self.entry(id).filter(|kept| kept.is_taken).and_then(|kept| kept.again)
         {
-            self.of.insert(id, again);
+            self.entries.insert(id, again);
         }
-        let Some(kept) = self.of_sample(id) else {
+        let Some(kept) = self.entry(id) else {
             self.stats.misses += 1;
             self.misses += 1;
             self.missed.push_back((id, self.asked));
             return None;
         };
         kept.is_taken = true;
-        let what = kept.what.clone();
+        let value = kept.value.clone();
         (self.misses, self.moves) = (0, 0);
         self.stats.hits += 1;
-        Some(what)
+        Some(value)
     }
 
-    fn of_sample(&mut self, id: SampleId) -> Option<&mut Kept<T>> {
-        let number = *self.of.get(&id)?;
+    /// The entry of the sample that [`Window::entries`] names.
+    fn entry(&mut self, id: SampleId) -> Option<&mut Kept<T>> {
+        let number = *self.entries.get(&id)?;
         self.kept.get_mut((number - self.first) as usize)
     }
 
@@ -456,9 +338,10 @@ impl<T: Clone> Window<T> {
         self.following.contains(&id) && self.make_room()
     }
 
-    /// Keeps a sample that was read ahead, unless the program has already read it or its position is sought.
-    /// Dropped samples need no room, so a readahead thread that has fallen behind catches up.
-    fn keep(&mut self, id: SampleId, len: u64, what: T) {
+    /// Keeps the value of a sample that was read ahead; drops it instead if the program has read the sample itself, or
+    /// while the program's position is sought. Dropped samples need no room, so a thread that has fallen behind catches
+    /// up.
+    fn keep(&mut self, id: SampleId, len: u64, value: T) {
         let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
         let is_awaited = self.awaited.contains(&id);
         if is_missed || is_awaited {
@@ -477,17 +360,18 @@ impl<T: Clone> Window<T> {
             return;
         }
         let number = self.first + self.kept.len() as u64;
-        let mut before = *self.of.entry(id).or_insert(number);
+        let mut before = *self.entries.entry(id).or_insert(number);
         while before != number {
             let Some(kept) = self.kept.get_mut((before - self.first) as usize) else { break };
             before = *kept.again.get_or_insert(number);
         }
-        self.kept.push_back(Kept { id, len, what, is_taken: false, again: None });
+        self.kept.push_back(Kept { id, len, value, is_taken: false, again: None });
         self.bytes += len;
         self.stats.samples += 1;
         self.stats.bytes += len;
     }
 
+    /// Returns whether the window has reached a limit.
     fn is_full(&self) -> bool {
         self.bytes >= self.most_bytes || self.kept.len() >= self.most_samples
     }
@@ -523,24 +407,21 @@ impl<T: Clone> Window<T> {
         true
     }
 
+    /// Drops the oldest entry.
     fn drop_first(&mut self) {
         let Some(kept) = self.kept.pop_front() else { return };
         self.bytes -= kept.len;
         self.stats.unused += u64::from(!kept.is_taken);
-        if self.of.get(&kept.id) == Some(&self.first) {
+        if self.entries.get(&kept.id) == Some(&self.first) {
             match kept.again {
-                Some(again) => self.of.insert(kept.id, again),
-                None => self.of.remove(&kept.id),
+                Some(again) => self.entries.insert(kept.id, again),
+                None => self.entries.remove(&kept.id),
             };
         }
         self.first += 1;
     }
 }
 
-/// Memory limit of readahead, if the file has no `window`.
-const DEFAULT_WINDOW_BYTES: u64 = 256 << 20;
-/// Largest default batch, if the file has no `batch`.
-const DEFAULT_BATCH: u64 = 64;
 /// The longest that a program waits for a sample that is being read ahead, before it reads the sample itself.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Misses after which a full window is dropped: the program is elsewhere in the order.
@@ -549,19 +430,16 @@ const MISSES: u64 = 64;
 const MOVES: u32 = 16;
 /// The most samples that one search skips.
 const MOST_SOUGHT: u64 = 1 << 16;
-/// The largest batch.
-const MOST_AT_ONCE: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::budget::{Budget, Cost, Pack, RowSpec};
 
     fn window(most_samples: usize) -> Window<u64> {
         Window {
             kept: VecDeque::new(),
             first: 0,
-            of: HashMap::new(),
+            entries: HashMap::new(),
             coming: HashSet::new(),
             following: HashSet::new(),
             bytes: 0,
@@ -686,7 +564,7 @@ mod tests {
         assert!(window.make_room());
         window.keep(SampleId(1), 1, 12);
         assert!(window.make_room(), "20 is dropped");
-        assert_eq!(window.kept.front().map(|kept| kept.what), Some(11));
+        assert_eq!(window.kept.front().map(|kept| kept.value), Some(11));
         assert_eq!(window.take(SampleId(1)), Some(11));
         window.drop_first();
         assert_eq!(window.take(SampleId(1)), Some(12));
@@ -724,35 +602,5 @@ mod tests {
         assert_eq!(window.take(SampleId(1)), Some(1));
         assert_eq!(window.take(SampleId(2)), Some(2));
         assert!(window.is_coming(SampleId(3)));
-    }
-
-    #[test]
-    fn an_order_file_is_a_state_with_some_keys_more_or_only_an_order() {
-        let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
-        let state = State::start([3; 16], Generation(2), order);
-        let file = OrderFile::parse(&state.to_json()).unwrap();
-        assert_eq!((file.order, file.epoch, file.batch), (order, Epoch(0), None));
-        let text =
-            r#"{"order": {"kind": "global", "seed": 7}, "epoch": 3, "batch": 8, "window": 1000}"#;
-        let file = OrderFile::parse(text).unwrap();
-        assert_eq!((file.order, file.epoch), (order, Epoch(3)));
-        assert_eq!((file.batch, file.window), (Some(8), Some(1000)));
-        for wrong in [
-            "",
-            "7",
-            r#"{"epoch": 1}"#,
-            r#"{"order": {"kind": "global", "seed": 7}, "batch": 0}"#,
-            r#"{"order": {"kind": "global", "seed": 7}, "rank": 1}"#,
-            r#"{"order": {"kind": "global", "seed": 7}, "epoch": 99999999}"#,
-            r#"{"order": {"kind": "odd", "seed": 7}}"#,
-        ] {
-            let error = OrderFile::parse(wrong).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{wrong}: {error}");
-        }
-        let rows = Some(RowSpec { pack: Pack::Concat, separated: false, cuts: true });
-        let budget = Budget { cost: Cost::Sum, rows, ..Budget::new(9) };
-        let of_rows = state.by_budget(Some(Arc::new(budget))).to_json();
-        let error = OrderFile::parse(&of_rows).unwrap_err().to_string();
-        assert!(error.contains("rows of tokens"), "{error}");
     }
 }

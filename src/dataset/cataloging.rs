@@ -1,6 +1,7 @@
-//! Images in catalogues: the record of an image, and its update after a new generation.
+//! Images in catalogues: adds an image as a version of a name, with a record of it and an index of its chunks.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use crate::address::{Address, CatalogName};
 use crate::catalog::{Catalog, Index, Parent, Record};
@@ -12,7 +13,7 @@ use crate::units::{ALIGN_BYTES, Generation};
 
 use super::{Image, OpenOptions};
 
-/// Origin of a generation, for its record.
+/// The origin of a generation, for the record in a catalogue.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
     /// The operation that made it: `import`, `append`, `delete`, `purge`; empty if an existing image was
@@ -81,10 +82,10 @@ impl Image {
             }
             let chunk = directory.chunk(c);
             let reader = match readers.entry(chunk.namespace) {
-                std::collections::btree_map::Entry::Occupied(reader) => reader.into_mut(),
-                std::collections::btree_map::Entry::Vacant(place) => {
+                Entry::Occupied(reader) => reader.into_mut(),
+                Entry::Vacant(vacant) => {
                     let device = &self.devices()[usize::from(chunk.namespace)];
-                    place.insert(RangeReader::new(device)?)
+                    vacant.insert(RangeReader::new(device)?)
                 }
             };
             let block = reader.read(chunk.offset_bytes, ALIGN_BYTES as u64)?;
@@ -123,8 +124,8 @@ pub fn add(
     Ok(number)
 }
 
-/// Adds the generation that was just committed to the catalogue, if `image` is a name there. The labels stay.
-/// The commit stands in any case: a failure here is reported as a warning with a remedy.
+/// Adds the generation that was just committed to the catalogue, if `image` is a name in one. The new version keeps the
+/// labels of the one before. The commit stands in any case: a failure here is only a warning, with a remedy.
 pub fn committed(
     image: &[Address],
     generation: Generation,
@@ -139,7 +140,7 @@ pub fn committed(
             return Ok(()); // a purge that found nothing to do
         }
         let sites = before.addresses()?;
-        // Only the first site has the new generation; the copies on other sites are now older.
+        // Only the first site has the new generation: the copies on other sites are now of an older one.
         let origin =
             Origin { made_by: made_by.to_owned(), labels: before.labels, ..Origin::default() };
         add(&newest, &sites[0], connect, origin).map(drop)

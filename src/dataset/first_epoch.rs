@@ -16,36 +16,38 @@
 //! - The index of a shard is kept before a sample of the next one in its lane is handed out.
 //! - Nothing waits without a limit: a consumer asks again, and dropping ends the threads at their next sample.
 //!
-//! # Windows
-//! The thread of a lane decodes its shards, one after the other, and hands over full windows: decoded samples in
-//! memory, which a directory of their own lists.
+//! # What to read next
+//! `first_epoch/lane.rs`: the thread of a lane.
+
+mod lane;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use lane::{LaneWork, LanesShared, Window};
 
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
-use crate::directory::{Directory, DirectoryBuilder, RunSample};
+use crate::buf::{HugePages, Pool, PoolOptions};
+use crate::directory::Directory;
 use crate::error::{Error, Result, invalid};
-use crate::format::columns::{ColumnSpec, ColumnTable, OwnedValue, Value};
 use crate::format::geometry::{CELL_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES};
-use crate::format::{ImageLayout, Pack, SampleMeta, Uuid};
+use crate::format::{ImageLayout, Pack, Uuid};
 use crate::order::HexId;
-use crate::order::lanes::{LanePlace, LaneSpec, LaneState, Turns, WindowFill};
+use crate::order::lanes::{LanePlace, LaneSpec, LaneState, Turns};
 use crate::permutation::Permutation;
 use crate::prefetch::{LoaderOptions, NextBatch};
 use crate::reader::{Batch, SampleLocation};
-use crate::shards::{CopyingReader, ShardFilling, ShardSample, ShardSet};
+use crate::shards::{ShardFilling, ShardSet};
 use crate::threads::{self, Fate, Thread};
-use crate::units::{Epoch, Generation, SampleId};
+use crate::units::Epoch;
 
 /// Batches of the first epoch over shards. Dropping it ends its threads.
 pub struct FirstEpoch {
-    of: Arc<OfLanes>,
+    shared: Arc<LanesShared>,
     lanes: BTreeMap<u32, Lane>,
+    /// The order in which lanes give samples to batches.
     turns: Turns,
     /// The samples of the next batch so far.
     picks: Vec<Pick>,
@@ -55,18 +57,21 @@ pub struct FirstEpoch {
     state: LaneState,
     batch_size: usize,
     drop_short: bool,
+    /// The error that ended the epoch, which each later call returns again.
     failed: Option<Error>,
     fate: Fate,
     threads: Vec<Thread>,
 }
 
-/// A lane that has not ended.
+/// A lane, as the consumer sees it.
 struct Lane {
+    /// Windows from the lane's thread. An error, or `None` of a lane without samples, is the last message.
     windows: Receiver<Result<Option<Window>>>,
-    /// The window at `place`, and the order of its samples.
+    /// The window at `place`, and the order of its samples; `None`: the next one has not arrived.
     window: Option<(Arc<Window>, Permutation)>,
+    /// The place behind the samples that were picked.
     place: LanePlace,
-    /// `None`: no window has arrived yet.
+    /// True if the lane has samples left; `None`: no window has arrived yet.
     has_more: Option<bool>,
 }
 
@@ -128,7 +133,7 @@ impl FirstEpoch {
             }
         };
         set.fields()?; // from the first shard, which may be refused
-        let of = OfLanes {
+        let shared = LanesShared {
             set: Arc::clone(set),
             filling: filling.cloned(),
             spec: state.spec,
@@ -143,7 +148,7 @@ impl FirstEpoch {
             stopped: AtomicBool::new(false),
         };
         let mut first = FirstEpoch {
-            of: Arc::new(of),
+            shared: Arc::new(shared),
             lanes: BTreeMap::new(),
             turns: state.turns(),
             picks: Vec::new(),
@@ -161,9 +166,10 @@ impl FirstEpoch {
         Ok(first)
     }
 
+    /// Starts the thread of a lane, whose first window begins at `begin`.
     fn start(&mut self, lane: u32, begin: LanePlace) -> Result<()> {
         let (windows, arrive) = bounded(0); // a full window waits in its thread: the next one of two in memory
-        let work = LaneWork { of: Arc::clone(&self.of), lane, begin, windows };
+        let work = LaneWork { shared: Arc::clone(&self.shared), lane, begin, windows };
         self.threads.push(threads::start("dlfs-lane", &self.fate, work, LaneWork::run)?);
         let waiting = Lane { windows: arrive, window: None, place: begin, has_more: None };
         self.lanes.insert(lane, waiting);
@@ -210,7 +216,7 @@ impl FirstEpoch {
         if ready.picks.is_empty() || is_dropped {
             return Ok(NextBatch::End);
         }
-        give(&ready.picks, self.of.spec.epoch, batch);
+        give(&ready.picks, self.shared.spec.epoch, batch);
         if is_last {
             batch.set_ends_epoch();
         }
@@ -272,14 +278,14 @@ impl FirstEpoch {
             ))
             .hint("start anew, without the state"));
         }
-        let order = self.of.spec.window(number, lane.place, len);
+        let order = self.shared.spec.window(number, lane.place, len);
         lane.window = Some((Arc::new(window), order));
         Ok(true)
     }
 
     /// The state after the samples that were picked.
     fn now(&self) -> LaneState {
-        let places = self.lanes.iter().map(|(&lane, of)| (lane, of.place)).collect();
+        let places = self.lanes.iter().map(|(&number, lane)| (number, lane.place)).collect();
         let turns = self.turns.lane().into_iter().collect();
         LaneState { places, turns, ..self.state.clone() }
     }
@@ -287,7 +293,7 @@ impl FirstEpoch {
 
 impl Drop for FirstEpoch {
     fn drop(&mut self) {
-        self.of.stopped.store(true, Ordering::Relaxed);
+        self.shared.stopped.store(true, Ordering::Relaxed);
         self.lanes.clear(); // whoever waits to hand over a window ends
         let until = Instant::now() + END_LIMIT;
         for thread in self.threads.drain(..) {
@@ -350,8 +356,7 @@ fn memory(state: &LaneState) -> Result<Pool> {
     Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })
 }
 
-/// # Errors
-/// The options ask for what needs the lengths of all samples, or other data.
+/// Refuses options that need the lengths of all samples, or other data.
 fn check(options: &LoaderOptions) -> Result<()> {
     let refused = [
         (options.budget.is_some(), "batches by tokens"),
@@ -369,8 +374,7 @@ fn check(options: &LoaderOptions) -> Result<()> {
     }
 }
 
-/// # Errors
-/// The state belongs to another run.
+/// Refuses a state that belongs to another run.
 fn check_resumed(state: &LaneState, shards: HexId, seed: u64, epoch: Epoch) -> Result<()> {
     let LaneSpec { seed: of_state, epoch: epoch_of_state, .. } = state.spec;
     let text = if state.shards != shards {
@@ -385,213 +389,7 @@ fn check_resumed(state: &LaneState, shards: HexId, seed: u64, epoch: Epoch) -> R
     Err(Error::invalid(text, "open what the run began with, or start anew, without the state"))
 }
 
-/// Shared by all lanes of a rank.
-struct OfLanes {
-    set: Arc<ShardSet>,
-    /// The image that takes the samples, too.
-    filling: Option<Arc<ShardFilling>>,
-    spec: LaneSpec,
-    /// The layout of the windows' directories.
-    layout: ImageLayout,
-    pool: Pool,
-    /// Set when nobody waits for windows any more.
-    stopped: AtomicBool,
-}
-
-/// The work of a lane's thread.
-struct LaneWork {
-    of: Arc<OfLanes>,
-    lane: u32,
-    /// The place at which the first window begins.
-    begin: LanePlace,
-    windows: Sender<Result<Option<Window>>>,
-}
-
-impl LaneWork {
-    /// Sends the windows of the lane: after the last one, or an error, nothing.
-    fn run(&mut self) {
-        let last = self.decode();
-        let _ = self.windows.send(last); // a receiver that is gone wants nothing
-    }
-
-    /// Sends all windows but the last, and returns that; `None`: the lane has no samples, or nobody waits for them.
-    fn decode(&self) -> Result<Option<Window>> {
-        let OfLanes { set, filling: image, spec, .. } = &*self.of;
-        let own: Vec<u64> = spec.shards_of(self.lane, set.shards().len() as u64).collect();
-        let mut window = WindowBuilder::at(*spec, self.begin);
-        let mut first = self.begin.sample;
-        for (nth, &shard) in (0..).zip(&own).skip(self.begin.shard as usize) {
-            let begin = LanePlace { shard: nth, sample: first, given: 0 };
-            if !self.decode_shard(shard as usize, begin, &mut window)? {
-                return Ok(None);
-            }
-            first = 0;
-        }
-        // The run before may have given more than the image has of it.
-        for &shard in own.iter().take(self.begin.shard as usize) {
-            let given = LanePlace { sample: u64::MAX, ..self.begin };
-            let shard = shard as usize;
-            if let Some(image) = image
-                && image.filled(shard)?.is_none()
-                && !self.decode_shard(shard, given, &mut window)?
-            {
-                return Ok(None);
-            }
-        }
-        let end = LanePlace { shard: own.len() as u64, ..LanePlace::default() };
-        window.finish(&self.of, end, true)
-    }
-
-    /// Decodes a shard and keeps its index; takes its samples from `begin` on. `false`: nobody waits for them.
-    fn decode_shard(
-        &self,
-        shard: usize,
-        begin: LanePlace,
-        window: &mut WindowBuilder,
-    ) -> Result<bool> {
-        let OfLanes { set, filling: image, stopped, .. } = &*self.of;
-        let mut record = Vec::new();
-        let mut reader = CopyingReader::open(set, image.as_deref(), shard)?;
-        for sample in 0.. {
-            if stopped.load(Ordering::Relaxed) {
-                return Ok(false);
-            }
-            record.clear();
-            let Some(read) = reader.next(&mut record)? else { break };
-            if window.columns.is_empty() && !read.values.is_empty() {
-                window.columns = reader.columns(); // known with the first sample
-            }
-            if sample < begin.sample {
-                continue;
-            }
-            if !window.fill.fits(read.len_bytes) {
-                let full = window.finish(&self.of, LanePlace { sample, ..begin }, false);
-                if self.windows.send(full).is_err() {
-                    return Ok(false);
-                }
-                window.fill.fits(read.len_bytes);
-            }
-            let id = SampleId((shard as u64) << ID_BITS | sample);
-            let pushed = window.push(&self.of, id, read, &record);
-            pushed.map_err(|error| error.path(&set.shards()[shard].path))?;
-        }
-        // Kept before a sample of the next shard is given: what a state has passed is indexed.
-        let (index, is_new) = reader.finish()?;
-        if is_new {
-            set.keep(shard, &index)?;
-        }
-        set.check_entries(shard, &index)?;
-        Ok(true)
-    }
-}
-
-/// Decoded samples of a lane.
-struct Window {
-    /// Names, labels and typed values of the samples, whose ids are their numbers in the window.
-    directory: Arc<Directory>,
-    /// The memory of the records.
-    buf: SharedBuf,
-    /// The id and place of each sample in `buf`.
-    samples: Vec<SampleLocation>,
-    /// The place of the sample behind the window.
-    end: LanePlace,
-    /// True if the lane ends with the window.
-    ends_lane: bool,
-}
-
-/// The windows of a lane, one after the other, each while it is being filled.
-struct WindowBuilder {
-    /// The typed columns of all windows.
-    columns: Vec<ColumnSpec>,
-    fill: WindowFill,
-    /// The records, one after the other.
-    buf: IoBuf,
-    samples: Vec<ShardSample>,
-    /// The typed values of the samples.
-    values: ColumnTable,
-    /// The ids and places of the samples.
-    locations: Vec<SampleLocation>,
-}
-
-impl WindowBuilder {
-    /// The empty window that begins at `place`.
-    fn at(spec: LaneSpec, place: LanePlace) -> WindowBuilder {
-        WindowBuilder {
-            columns: Vec::new(),
-            fill: spec.empty_window(place),
-            buf: IoBuf::default(),
-            samples: Vec::new(),
-            values: ColumnTable::default(),
-            locations: Vec::new(),
-        }
-    }
-
-    /// Adds a sample, whose id in the batch is `id`. The memory of a window is taken from the pool while that has some.
-    ///
-    /// # Errors
-    /// `OutOfMemory`. The sample is none that an image can have.
-    fn push(
-        &mut self,
-        of: &OfLanes,
-        id: SampleId,
-        sample: ShardSample,
-        bytes: &[u8],
-    ) -> Result<()> {
-        if self.samples.is_empty() {
-            let len = bytes.len().max(of.spec.window_bytes as usize); // a longer sample is alone
-            self.buf = of.pool.take(len).map_or_else(|| of.pool.outside(len), Ok)?;
-            self.values = ColumnTable::new(&self.columns);
-        }
-        let mut values = sample.values.iter();
-        self.values.push(|_| values.next().map_or(Value::None, OwnedValue::as_value));
-        let values = self.values.row(self.samples.len());
-        SampleMeta { id, name: &sample.name, label: sample.label, values }.check()?;
-        let offset = self.locations.last().map_or(0, |last| last.offset + last.len_bytes as usize);
-        self.buf[offset..offset + bytes.len()].copy_from_slice(bytes);
-        self.locations.push(SampleLocation { id, buf: 0, len_bytes: sample.len_bytes, offset });
-        self.samples.push(sample);
-        Ok(())
-    }
-
-    /// The complete window, behind which the sample at `end` follows; `None`: it has no samples. Begins the next one.
-    ///
-    /// # Errors
-    /// The samples contradict each other.
-    fn finish(&mut self, of: &OfLanes, end: LanePlace, ends_lane: bool) -> Result<Option<Window>> {
-        let columns = self.columns.clone();
-        let next = WindowBuilder { columns, ..WindowBuilder::at(of.spec, end) };
-        let full = std::mem::replace(self, next);
-        if full.samples.is_empty() {
-            return Ok(None);
-        }
-        let mut directory = DirectoryBuilder::new(of.layout);
-        directory.set_fields(of.set.fields()?.to_vec(), of.set.field_types()?.clone());
-        directory.grow_columns(&full.columns)?;
-        let rows: Vec<_> = full.samples.iter().enumerate().collect();
-        for run in rows.chunks(MAX_RUN_SAMPLES) {
-            let at = full.locations[run[0].0].offset as u64;
-            let samples = run.iter().map(|&(row, sample)| RunSample {
-                name: &sample.name,
-                len_bytes: sample.len_bytes,
-                crc32c: sample.crc32c,
-                label: sample.label,
-                values: full.values.row(row),
-                deleted: false,
-            });
-            directory.add_run(of.layout.first_cell() + at.div_ceil(CELL_BYTES), samples)?;
-        }
-        let directory = Arc::new(directory.finish(Generation(1), 0)?);
-        let buf = full.buf.freeze();
-        Ok(Some(Window { directory, buf, samples: full.locations, end, ends_lane }))
-    }
-}
-
 /// The memory of a rank's windows by default.
 const WINDOW_BYTES: usize = 256 << 20;
 /// The longest time for which dropping waits. A thread that waits for a store ends with the request's own limit.
 const END_LIMIT: Duration = Duration::from_secs(2);
-
-/// An id of this epoch is the number of the shard, and in so many lower bits the sample's number there.
-const ID_BITS: u32 = 32;
-/// The most samples of a chunk without a header.
-const MAX_RUN_SAMPLES: usize = 65_535;

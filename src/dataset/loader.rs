@@ -1,22 +1,23 @@
 //! A loader that threads can share, that a [`Watch`] can interrupt, and that a forked child can continue.
 //!
-//! Also the files of a run: its state, saved atomically and loaded, and reports or traces, which replace older ones.
+//! The loader starts a reader of batches ([`Reading`]) in the background at the first request, and ends it when the
+//! run is moved to another position. The position itself is in atomics, so that a child forked at any moment can read
+//! it and start a reader of its own.
 
 mod reading;
 mod report;
+mod stored;
 
-use std::fs::{self, File};
-use std::io::{ErrorKind as IoErrorKind, Read};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use reading::{Reading, Stored};
+use reading::Reading;
 use report::Record;
+use stored::Stored;
 
-use super::sampler::Over;
+use super::run_data::RunData;
 use super::{Background, Share, sum_stats};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result, invalid};
@@ -27,7 +28,6 @@ use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::registry::Registration;
-use crate::replace_file::{NewMode, check_replaceable, replace_file};
 use crate::report::Cause;
 use crate::store::StoreStats;
 use crate::tokens::Layout;
@@ -39,46 +39,50 @@ use crate::units::{Epoch, SampleId, deadline};
 pub struct Loader {
     /// The data set or mixture, until the loader is closed. The lock is held only to clone it, and only
     /// [`Loader::close`] locks it for writing: a child forked while a thread reads can thus clone it too.
-    over: RwLock<Option<Over>>,
+    over: RwLock<Option<RunData>>,
     /// The directory of the data set, or of a mixture's first source.
     directory: Arc<Directory>,
     /// Samples of an epoch.
     len: u64,
     options: LoaderOptions,
     share: Share,
-    /// Image, generation and order. The current epoch and samples consumed are in `position`, the lanes in
-    /// `lanes`.
+    /// Image, generation and order of the run's states. The current epoch and samples consumed are in `position`, the
+    /// lanes of the order in `lanes`.
     base: State,
     /// Lanes and version of a grouped order, which a resumed state may change; see `pack_lanes`.
     lanes: AtomicU64,
     /// Epoch and samples consumed. Outside the lock, so that a forked child can read it.
     position: AtomicU64,
-    /// The place of rows of tokens at that position. A reader may find words of two places: the state's check tells.
+    /// The place within rows of tokens at that position. A thread that reads it while it changes may get words of two
+    /// places, which [`State::check_place`] detects.
     place: [AtomicU64; 4],
-    /// The position after the last batch, if that batch was not the epoch's last: more batches then follow.
+    /// The position after the last batch if that batch was not the epoch's last, so that more batches follow; else
+    /// `u64::MAX`.
     more_after: AtomicU64,
     closed: AtomicBool,
+    /// The reader of this process: a forked child starts one of its own.
     running: Arc<Forked<Mutex<Running>>>,
     /// The store of this rank, which is told the loader's progress.
     store: Option<Stored>,
     _metered: Registration,
 }
 
+/// The reader of batches in one process, and what has become of earlier ones.
 #[derive(Default)]
 struct Running {
-    loader: Option<Reading>,
-    /// The loader while it connects. It is dropped when the run is moved, but not when a call ends: the
+    reading: Option<Reading>,
+    /// The reader while it connects. It is dropped when the run is moved, but not when a call ends: the
     /// next call continues to wait for it.
     starting: Option<Background<Reading>>,
-    /// The loader from before the run was moved; the next one reuses its memory.
+    /// The reader from before the run was moved; the next one reuses its memory.
     previous: Option<Reading>,
-    /// The window for the first loader, if [`Loader::prepare`] has allocated it.
+    /// The window for the first reader, if [`Loader::prepare`] has allocated it.
     prepared: Option<Arc<Window>>,
-    /// Counters of earlier loaders of this run.
+    /// Counters of earlier readers of this run.
     past: LoaderStats,
     /// The record of the deliveries and waits since the first batch.
     record: Option<Record>,
-    /// How often a loader was ended: batches that were taken before are not the next ones any more.
+    /// Number of readers that were ended. A batch that was taken before the last end is not the next one any more.
     ends: u64,
 }
 
@@ -88,11 +92,12 @@ pub struct Taken {
     /// The state of the run after the batch.
     after: State,
     ends_epoch: bool,
+    /// [`Running::ends`] when the batch was taken.
     ends: u64,
 }
 
 impl Loader {
-    pub(super) fn over(over: Over, options: LoaderOptions) -> Result<Loader> {
+    pub(super) fn over(over: RunData, options: LoaderOptions) -> Result<Loader> {
         let options = over.prepared(options)?;
         let base = over.start(&options)?;
         let share = Share::over(&over, &options)?;
@@ -148,8 +153,8 @@ impl Loader {
             return Ok(()); // the window is that of the process that reads for the node
         }
         let mut running = self.running.get_or_init(Mutex::default).lock();
-        let Running { loader, starting, previous, prepared, .. } = &mut *running;
-        if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
+        let Running { reading, starting, previous, prepared, .. } = &mut *running;
+        if reading.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
             let over = self.open_over()?;
             let order = self.order();
             let options =
@@ -161,6 +166,7 @@ impl Loader {
     }
 
     /// The next batch, or `None` after the last batch of the last epoch. Waits until one is ready.
+    ///
     /// # Errors
     /// `TimedOut`: no batch was ready within the deadline; call again to continue waiting. `Interrupted`:
     /// `watch` or [`Loader::close`] ended the wait, and no batch is lost. Errors of
@@ -171,20 +177,20 @@ impl Loader {
         Ok(self.next_into(&mut batch, watch)?.then_some(batch))
     }
 
-    /// As [`Loader::next`], into `batch`, whose memory is first returned to the window; `false` at the end.
+    /// Like [`Loader::next`], into `batch`, whose memory is first returned to the window; `false` at the end.
     ///
     /// # Errors
-    /// As [`Loader::next`].
+    /// Errors of [`Loader::next`].
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
         self.next_with(batch, &mut Layout::default(), None, watch)
     }
 
-    /// As [`Loader::next`], for a caller that may fail to pass the batch on: the run stays before the batch until
-    /// [`Loader::deliver`] is called, and the caller keeps it until then, also if the run is continued from its state.
-    /// No other batch may be taken meanwhile.
+    /// Takes the next batch without moving the run behind it, for a caller that may fail to pass the batch on. The
+    /// state of the run stays before the batch until [`Loader::deliver`] is called; until then the caller keeps the
+    /// batch, and must not take another one.
     ///
     /// # Errors
-    /// As [`Loader::next`].
+    /// Errors of [`Loader::next`].
     pub fn take(&self, watch: &mut dyn Watch) -> Result<Option<(Batch, Taken)>> {
         let mut batch = Batch::new();
         let mut taken = None;
@@ -192,10 +198,10 @@ impl Loader {
         Ok(taken.map(|taken| (batch, taken)))
     }
 
-    /// As [`Loader::take`], without waiting: `None` if no batch is ready.
+    /// Like [`Loader::take`], without waiting: `None` if no batch is ready.
     ///
     /// # Errors
-    /// As [`Loader::next`].
+    /// Errors of [`Loader::next`].
     pub fn take_ready(&self) -> Result<Option<(Batch, Taken)>> {
         let mut batch = Batch::new();
         let mut taken = None;
@@ -205,12 +211,12 @@ impl Loader {
         Ok(taken.map(|taken| (batch, taken)))
     }
 
-    /// Returns whether this batch is still the next one: the run was not moved since it was taken.
+    /// Returns whether a taken batch is still the next one: the run was not moved since.
     pub fn is_next(&self, taken: &Taken) -> bool {
         self.running.get_or_init(Mutex::default).lock().ends == taken.ends
     }
 
-    /// Moves the run behind a batch. `false`: it is not the next one any more.
+    /// Moves the run behind a taken batch. `false`: the batch is not the next one any more, and the run does not move.
     pub fn deliver(&self, taken: &Taken) -> bool {
         let running = self.running.get_or_init(Mutex::default).lock();
         let is_next = running.ends == taken.ends;
@@ -220,8 +226,8 @@ impl Loader {
         is_next
     }
 
-    /// As [`Loader::next_into`]; if batches are rows of tokens, their layout goes to `layout`. As [`Loader::take`] if
-    /// there is a place for what it returns.
+    /// Waits for the next batch. If batches are rows of tokens, their layout goes to `layout`. With `taken`, the run
+    /// stays before the batch, as with [`Loader::take`]; without, it moves behind the batch.
     pub(super) fn next_with(
         &self,
         batch: &mut Batch,
@@ -253,7 +259,7 @@ impl Loader {
         }
     }
 
-    /// Counts of what was done before the next batch can be read.
+    /// Progress of the work before the next batch can be read: samples staged, and rows passed over.
     fn prepared(&self) -> (u64, u64) {
         let drawn = self.options.layouts.as_ref().map_or(0, |layouts| layouts.drawn());
         (self.staged(), drawn)
@@ -284,7 +290,7 @@ impl Loader {
         State { place: None, ..state }
     }
 
-    /// Takes the position of `state`, which is `position`.
+    /// Sets the current position to that of `state`; `position` is the same, packed.
     fn move_to(&self, state: &State, position: u64) {
         for (to, word) in self.place.iter().zip(pack_place(state.place)) {
             to.store(word, Ordering::Release);
@@ -353,7 +359,7 @@ impl Loader {
     /// chunk is there. Always `false` for a mixture, for a node's loader, and if batches are not made of whole chunks.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let running = self.running.get_or_init(Mutex::default).lock();
-        running.loader.as_ref().is_some_and(|loader| loader.is_resident(id))
+        running.reading.as_ref().is_some_and(|reading| reading.is_resident(id))
     }
 
     /// Counters of this rank's store so far; `None` without a store or after it is closed.
@@ -382,6 +388,7 @@ impl Loader {
         drop((ended, over)); // after unlocking: dropping them waits for their threads
     }
 
+    /// Moves the run to `state`, and ends the reader if that is elsewhere, or if the reader has failed.
     fn go_to(&self, state: State) -> Result<()> {
         let state = normal(state, self.len);
         if !self.options.epochs.contains(&state.epoch.0) && state.epoch.0 != self.options.epochs.end
@@ -393,8 +400,8 @@ impl Loader {
         let position = pack(&state)?;
         let lanes = pack_lanes(&state.order);
         let mut running = self.running.get_or_init(Mutex::default).lock();
-        let failed = running.loader.as_ref().is_some_and(|loader| loader.course().has_failed())
-            || running.loader.is_some() && self.check_place().is_err();
+        let failed = running.reading.as_ref().is_some_and(|reading| reading.course().has_failed())
+            || running.reading.is_some() && self.check_place().is_err();
         let moved = position != self.position.load(Ordering::Acquire)
             || lanes != self.lanes.load(Ordering::Acquire);
         if moved {
@@ -410,7 +417,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes a batch if one is ready within `limit`; starts the loader first if there is none.
+    /// Takes a batch if one is ready within `limit`; starts a reader first if there is none.
     ///
     /// Holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a thread
     /// that wants the lock.
@@ -425,15 +432,15 @@ impl Loader {
         let lock = self.running.get_or_init(Mutex::default);
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: nothing may start after `close`
-        if let Some(loader) = &mut running.loader {
+        if let Some(reading) = &mut running.reading {
             self.check_place()?;
-            let next = loader
+            let next = reading
                 .next_within(batch, limit)
                 .map_err(|error| self.failure_of_store().unwrap_or(error))?;
             if next == NextBatch::Ready {
                 // Under the lock, so that threads that share the loader do not swap layouts.
-                loader.take_layout(layout);
-                let after = loader.course().state.clone();
+                reading.take_layout(layout);
+                let after = reading.course().state.clone();
                 let ends_epoch = batch.ends_epoch();
                 match taken {
                     Some(taken) => {
@@ -454,13 +461,13 @@ impl Loader {
         let started = starting.wait(limit);
         running.past.stalls.add(Cause::Start, began.elapsed());
         match started? {
-            Some(loader) => running.loader = Some(loader),
+            Some(reading) => running.reading = Some(reading),
             None => running.starting = Some(starting),
         }
         Ok(NextBatch::Later)
     }
 
-    /// Moves the run behind a batch that is delivered.
+    /// Moves the run behind a delivered batch, to the state `after`.
     fn go_behind(&self, after: &State, ends_epoch: bool) -> Result<()> {
         let position = pack(after)?;
         let more = if ends_epoch { u64::MAX } else { position };
@@ -472,22 +479,23 @@ impl Loader {
 
     /// Adds the batch that was just delivered to the record of the run.
     fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
-        let Running { loader: Some(loader), past, record, .. } = running else { return };
-        let of_loader = &loader.course().stats;
+        let Running { reading: Some(reading), past, record, .. } = running else { return };
+        let current = &reading.course().stats;
         let sums = LoaderStats {
-            samples: past.samples + of_loader.samples,
-            sample_bytes: past.sample_bytes + of_loader.sample_bytes,
-            stalls: past.stalls.plus(&of_loader.stalls),
+            samples: past.samples + current.samples,
+            sample_bytes: past.sample_bytes + current.sample_bytes,
+            stalls: past.stalls.plus(&current.stalls),
             ..LoaderStats::default()
         };
         let record =
-            record.get_or_insert_with(|| Record::new(asked, &self.options, loader.window_bytes()));
+            record.get_or_insert_with(|| Record::new(asked, &self.options, reading.window_bytes()));
         record.delivered(asked, batch.epoch().0, &sums, || {
-            past.read.places.plus(&loader.stats().read.places)
+            past.read.places.plus(&reading.stats().read.places)
         });
     }
 
-    /// Starts a loader in this process, from the current state.
+    /// Starts a reader in this process, from the current state: `previous` again, or a new one in the window
+    /// `prepared`.
     fn start(
         &self,
         previous: Option<Reading>,
@@ -513,7 +521,7 @@ impl Loader {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
-    pub(super) fn open_over(&self) -> Result<Over> {
+    pub(super) fn open_over(&self) -> Result<RunData> {
         // A forked child does not get it if another thread was closing the loader at the fork: that lock is never
         // unlocked there.
         let Some(over) = self.over.try_read_for(LOCK_LIMIT) else {
@@ -523,13 +531,14 @@ impl Loader {
         over.clone().ok_or_else(closed)
     }
 
+    /// The error of a deadline that has passed: its cause, if one is known.
     fn late(&self) -> Error {
         if let Some(cause) = self.failure_of_store() {
             return cause;
         }
         let mut running = self.running.get_or_init(Mutex::default).try_lock_for(TICK);
-        let loader = running.as_mut().and_then(|running| running.loader.as_mut());
-        if let Some(cause) = loader.and_then(|loader| loader.why_late(self.options.deadline)) {
+        let reading = running.as_mut().and_then(|running| running.reading.as_mut());
+        if let Some(cause) = reading.and_then(|reading| reading.why_late(self.options.deadline)) {
             return cause;
         }
         drop(running);
@@ -546,18 +555,18 @@ impl Measured for Running {
 
 impl Running {
     fn stats(&self) -> LoaderStats {
-        let now = self.loader.as_ref().map(Reading::stats);
-        sum_stats(self.past, now.unwrap_or_default())
+        let current = self.reading.as_ref().map(Reading::stats);
+        sum_stats(self.past, current.unwrap_or_default())
     }
 
-    /// Ends the loader, even while it still connects, and keeps its counters.
+    /// Ends the reader, even while it still connects, and keeps its counters; returns a reader that had started.
     fn end(&mut self) -> Option<Reading> {
         self.starting = None;
         self.ends += 1;
-        let loader = self.loader.take();
-        let done = loader.as_ref().map(Reading::moved);
+        let reading = self.reading.take();
+        let done = reading.as_ref().map(Reading::moved);
         self.past = sum_stats(self.past, done.unwrap_or_default());
-        loader
+        reading
     }
 }
 
@@ -594,7 +603,7 @@ fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
 
-/// A place as words, which readers on other threads may mix with those of another one.
+/// A place as words: all ones for `None`.
 fn pack_place(place: Option<RowPlace>) -> [u64; 4] {
     place.map_or([u64::MAX; 4], |it| [it.position, it.tokens, it.rows, it.check])
 }
@@ -621,86 +630,12 @@ fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
     OrderSpec { kind, ..order }
 }
 
-/// Writes `state` to the file `path`, durably and atomically: a crash leaves the old file or the new one.
-///
-/// # Errors
-/// `InvalidArgument`: `path` is not a regular file. Errors of the file system. After an error the old file is
-/// unchanged.
-pub fn save_state(path: &Path, state: &State) -> Result<()> {
-    replace_file(path, NewMode::Private, format!("{}\n", state.to_json()).as_bytes())
-}
-
-/// Reads the state that [`save_state`] wrote; `None` if there is no such file.
-///
-/// # Errors
-/// `InvalidArgument`: the file does not hold a state. Errors of the file system.
-pub fn load_state(path: &Path) -> Result<Option<State>> {
-    load(path, State::from_json)
-}
-
-/// Parses a file that may hold a state; `None` if the file does not exist.
-///
-/// # Errors
-/// Errors of `parse`. `InvalidArgument`: the file is too long, or is not a regular file. Errors of the file system.
-pub(super) fn load<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
-    // Checked before opening, since opening a FIFO waits for its other end.
-    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        return Err(invalid("a reading state is a regular file, and this is not one").path(path));
-    }
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
-    match read {
-        Ok(len) if len as u64 > MOST_BYTES => {
-            let text = format!("this is not a reading state: it has more than {MOST_BYTES} bytes");
-            Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
-        }
-        // Invalid UTF-8 is not JSON either, so the parser refuses it.
-        Ok(_) => {
-            parse(&String::from_utf8_lossy(&bytes)).map(Some).map_err(|error| error.path(path))
-        }
-        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::of_file("cannot read the state", path, error)),
-    }
-}
-
-/// Makes `text`, a report or a trace, the content of the file at `path`.
-///
-/// A new file is readable only by its owner. A regular file is replaced atomically: after an error, such as a
-/// full disk, the old content, or the absence of the file, is unchanged. Other files, such as pipes, are
-/// written in place.
-///
-/// # Errors
-/// Errors of the file system; they name the file.
-pub fn save_page(path: &Path, text: &str) -> Result<()> {
-    if !is_other(path) {
-        return replace_file(path, NewMode::Private, text.as_bytes());
-    }
-    fs::write(path, text).map_err(|error| Error::of_file("cannot write the file", path, error))
-}
-
-/// Checks that [`save_page`] may write to `path`, without writing.
-///
-/// # Errors
-/// As [`save_page`].
-pub fn check_page(path: &Path) -> Result<()> {
-    // Opening a named pipe would wait for its reader.
-    if is_other(path) { Ok(()) } else { check_replaceable(path) }
-}
-
-/// Returns whether `path` is something that must not be replaced by a file, such as a named pipe.
-fn is_other(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
-}
-
-/// Longer than any clone of the data set holds the lock.
+/// Limit of waits for the lock of the data set, which is held only to clone the data set.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Attempts to read a position and its place together.
 const READS_OF_PLACE: u32 = 4;
 
+/// Bits of a packed position for the samples consumed; the epoch has the others.
 const CONSUMED_BITS: u32 = 40;
 const _: () = assert!(MAX_EPOCHS == 1 << (64 - CONSUMED_BITS));
-
-/// A state takes about 300 bytes, plus 200 for each source of a mixture. The limit protects against a large
-/// file named by mistake.
-const MOST_BYTES: u64 = 16 << 20;

@@ -13,7 +13,7 @@ use crate::reader::{OnError, Watch};
 use crate::tier::Policy;
 use crate::units::SampleId;
 
-use super::sampler::{Over, read_mixed};
+use super::run_data::{RunData, read_mixed};
 use super::{Dataset, Loader, Read, Sampler, Share};
 
 /// Data sets, with the weight or number of samples of each.
@@ -54,7 +54,7 @@ impl Mixture {
     /// # Errors
     /// `InvalidArgument`: a data set is there twice, is empty, or is never read; weights and numbers of
     /// samples are mixed; phases are out of order. The message names the data set. `Unsupported`: a data set
-    /// keeps a share in a store. Clairvoyant tiers are only warned of: they serve the copies that they have.
+    /// keeps a share in a store. Clairvoyant tiers are no error, only a warning: they serve the copies that they have.
     pub fn new(
         parts: Vec<(Dataset, Part)>,
         epoch_size: Option<u64>,
@@ -136,11 +136,10 @@ impl Mixture {
         Loader::over(self.over(&options)?, options)
     }
 
-    /// The ids that a loader with these options would read, with the [`sources`](Sampler::sources) they
-    /// belong to.
+    /// A sampler of the ids that a loader with these options would read, and of their [`sources`](Sampler::sources).
     ///
     /// # Errors
-    /// As [`Mixture::loader`].
+    /// Errors of [`Mixture::loader`].
     pub fn sampler(&self, options: LoaderOptions) -> Result<Sampler> {
         let over = self.over(&options)?;
         let options = over.prepared(options)?;
@@ -155,16 +154,17 @@ impl Mixture {
         Share::over(&self.over(options)?, options)
     }
 
-    pub(super) fn over(&self, options: &LoaderOptions) -> Result<Over> {
+    /// The data of a run over the mixture with these options.
+    pub(super) fn over(&self, options: &LoaderOptions) -> Result<RunData> {
         let sources = self
             .datasets
             .iter()
             .map(|dataset| (Arc::clone(dataset.directory()), dataset.image().devices().to_vec()));
-        Ok(Over::mixture(&self.datasets, Mix::new(self.spec(options), sources)?))
+        Ok(RunData::mixture(&self.datasets, Mix::new(self.spec(options), sources)?))
     }
 }
 
-/// The source of a mixture that `dataset` is.
+/// Describes `dataset` as a source of a mixture.
 pub(super) fn source(dataset: &Dataset, part: Part) -> Source {
     let directory = dataset.directory();
     let devices = dataset.image().devices();

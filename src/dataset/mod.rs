@@ -32,28 +32,37 @@
 //! them: at first use it opens its own queue pairs, and a loader continues after the last batch that the
 //! parent had received.
 //!
-//! Read this file first, then `image.rs` and `loader.rs`; `shard_loader.rs` reads shards that were not imported,
-//! `mixture.rs` several data sets as one, `tokens.rs` rows of tokens.
+//! Read this file first, then `open.rs`, `image.rs` and `loader.rs`. `shard_loader.rs` reads shards that were not
+//! imported, `mixture.rs` several data sets as one, `tokens.rs` rows of tokens, `files.rs` samples as files.
+//! `tiers.rs`, `peers.rs` and `store.rs` say where the bytes come from.
 
 mod ahead;
+mod background;
 pub mod cataloging;
+mod class_names;
+mod counters;
 mod files;
 mod first_epoch;
 mod image;
 mod loader;
 mod mixture;
 mod open;
+mod order_file;
 mod peers;
+mod places;
+mod run_data;
+mod sample_file;
 mod sampler;
+mod saved;
 mod shard_loader;
+mod store;
+mod tiers;
 mod tokens;
 mod verify;
+mod views;
 
 use std::borrow::Cow;
-use std::cell::RefCell;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -62,32 +71,40 @@ use crate::cache::{Cache, CacheStats};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::import::{Progress, Stage};
-use crate::metrics::{self, Histogram, Measured, Recorder, Snapshot};
+use crate::metrics::{self, Histogram, Measured, Snapshot};
 use crate::peers::{PeerStats, Peers};
-use crate::prefetch::{LoaderOptions, LoaderStats};
+use crate::prefetch::LoaderOptions;
 use crate::process::Forked;
-use crate::reader::{Batch, PieceTables, ReadStats, Reader, ReaderOptions, TICK, interrupted};
+use crate::reader::{Batch, PieceTables, ReadStats, Reader, ReaderOptions};
 use crate::registry::Registration;
 use crate::threads::caught;
 use crate::units::SampleId;
 
-use sampler::Over;
+use background::{Background, in_background, is_abandoned};
+use counters::{Latencies, add_difference};
+use run_data::RunData;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
-pub use ahead::{Ahead, AheadStats, OrderFile};
-pub use files::{EpochCounts, FileBytes, FileCounters, FileCounts, Files, SampleFile};
+pub use ahead::{Ahead, AheadStats};
+pub use class_names::class_names;
+pub use counters::sum_stats;
+pub use files::{EpochCounts, FileBytes, FileCounters, FileCounts, Files};
 pub use first_epoch::FirstEpoch;
-pub use image::{Image, ViewSource, save_views};
-pub use loader::{Loader, Taken, check_page, load_state, save_page, save_state};
+pub use image::Image;
+pub use loader::{Loader, Taken};
 pub use mixture::Mixture;
-pub use open::{OpenOptions, class_names, shard_set};
-pub use peers::{Place, PlaceKind, Places};
+pub use open::{OpenOptions, shard_set};
+pub use order_file::OrderFile;
+pub use places::{Place, PlaceKind, Places};
+pub use sample_file::SampleFile;
 pub use sampler::{Sampler, Share};
+pub use saved::{check_page, load_state, save_page, save_state};
 pub use shard_loader::{RunState, ShardLoader};
 pub use tokens::{
     LongDocuments, RowPlan, SourceRows, TokenBatch, TokenLoader, TokenOptions, TokenPhase,
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
+pub use views::{ViewSource, save_views};
 
 /// Options to open a [`Dataset`] and to read it by id.
 #[derive(Debug, Clone, Default)]
@@ -105,6 +122,7 @@ pub struct Dataset(Arc<Inner>);
 struct Inner {
     image: Image,
     options: ReaderOptions,
+    /// The readers of this process: a forked child makes new ones.
     readers: Arc<Forked<Readers>>,
     _metered: Registration,
 }
@@ -112,9 +130,11 @@ struct Inner {
 /// Idle readers, and the counters of all readers.
 #[derive(Default)]
 struct Readers {
+    /// Readers that no thread uses, at most [`MAX_IDLE_READERS`].
     idle: Mutex<Vec<Reader>>,
     stats: Mutex<ReadStats>,
     latencies: Latencies,
+    /// Checksums of the pieces of large samples, which all readers share.
     pieces: Arc<PieceTables>,
 }
 
@@ -165,7 +185,7 @@ impl Dataset {
         Ok(Dataset::from_image(image, options.read.clone()))
     }
 
-    /// A data set of an open image.
+    /// Makes a data set of an open image.
     pub fn from_image(image: Image, options: ReaderOptions) -> Dataset {
         let readers = Arc::new(Forked::new(Readers::default()));
         let _metered = Registration::new(&readers);
@@ -360,7 +380,7 @@ impl Dataset {
     /// `InvalidArgument`: the options contradict each other, or the state is of another image or order.
     /// `Stale`: the state is of another generation.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
-        Loader::over(Over::dataset(self), options)
+        Loader::over(RunData::dataset(self), options)
     }
 
     /// The error for position `index` of a request, whose id or name has no sample.
@@ -417,24 +437,7 @@ impl std::fmt::Debug for Dataset {
     }
 }
 
-/// Work on its own thread. If this value is dropped first, the work still ends within its own time limits, or sooner if
-/// it asks [`is_abandoned`], and the thread drops its result.
-struct Background<T> {
-    result: Receiver<Result<T>>,
-    _wanted: Arc<()>,
-}
-
-thread_local! {
-    /// Dead once nobody waits for this thread's work any more.
-    static WANTED: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
-}
-
-/// Returns whether this thread does work in the background that nobody waits for any more.
-fn is_abandoned() -> bool {
-    WANTED.with_borrow(|wanted| wanted.as_ref().is_some_and(|wanted| wanted.strong_count() == 0))
-}
-
-/// A watch ends an import between its steps, too.
+/// A watch also ends an import, a purge or a commit, between two of its steps.
 impl Progress for &mut (dyn Watch + '_) {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}
     fn advance(&mut self, _: u64, _: u64) {}
@@ -443,179 +446,8 @@ impl Progress for &mut (dyn Watch + '_) {
     }
 }
 
-impl<T: Send + 'static> Background<T> {
-    /// Begins `work`.
-    ///
-    /// # Errors
-    /// `OutOfMemory`, `Io`: the thread cannot be started.
-    fn start(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Background<T>> {
-        let (sender, result) = channel();
-        let wanted = Arc::new(());
-        let of_thread = Arc::downgrade(&wanted);
-        std::thread::Builder::new()
-            .name("dlfs-open".into())
-            .spawn(move || {
-                WANTED.set(Some(of_thread));
-                let made = caught("the thread dlfs-open", work).and_then(|made| made);
-                let _ = sender.send(made); // the caller may have stopped waiting
-            })
-            .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
-        Ok(Background { result, _wanted: wanted })
-    }
-
-    /// Returns the result of the work, once; `None` if the work has not ended within `limit`.
-    ///
-    /// # Errors
-    /// Errors of the work.
-    fn wait(&self, limit: Duration) -> Result<Option<T>> {
-        match self.result.recv_timeout(limit) {
-            Ok(result) => result.map(Some),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Error::new(
-                ErrorKind::Internal,
-                "the result of the thread dlfs-open was taken before",
-            )),
-        }
-    }
-}
-
-/// Runs `work` in the background and waits for it, until `watch` ends the wait or `deadline` passes.
-///
-/// # Errors
-/// Errors of `work`; `Interrupted`; `TimedOut`.
-fn in_background<T: Send + 'static>(
-    watch: &mut dyn Watch,
-    deadline: Option<Duration>,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let begun = Instant::now();
-    let work = Background::start(work)?;
-    loop {
-        let left = deadline.map_or(TICK, |deadline| deadline.saturating_sub(begun.elapsed()));
-        if let Some(made) = work.wait(left.min(TICK))? {
-            return Ok(made);
-        }
-        if !watch.goes_on() {
-            return Err(interrupted());
-        }
-        if deadline.is_some_and(|deadline| begun.elapsed() >= deadline) {
-            let text = format!("connecting has not ended within {:?}", begun.elapsed());
-            return Err(Error::new(ErrorKind::TimedOut, text)
-                .hint("check that the target is up; raise the deadline if it is only slow"));
-        }
-    }
-}
-
-/// The sum of two loaders' counters.
-pub fn sum_stats(a: LoaderStats, b: LoaderStats) -> LoaderStats {
-    let mut read = a.read;
-    add_difference(&mut read, ReadStats::default(), b.read);
-    let stalls = a.stalls.plus(&b.stalls);
-    let mut latency = a.latency;
-    latency.add(&b.latency);
-    LoaderStats {
-        read,
-        latency,
-        batches: a.batches + b.batches,
-        samples: a.samples + b.samples,
-        sample_bytes: a.sample_bytes + b.sample_bytes,
-        skipped: a.skipped + b.skipped,
-        copied_bytes: a.copied_bytes + b.copied_bytes,
-        over_window: a.over_window + b.over_window,
-        rewritten: a.rewritten + b.rewritten,
-        stall_s: stalls.total().as_secs_f64(),
-        stalls,
-        blocked_s: a.blocked_s + b.blocked_s,
-        window_bytes: a.window_bytes + b.window_bytes,
-        window_used_bytes: a.window_used_bytes + b.window_used_bytes,
-        registered_bytes: a.registered_bytes + b.registered_bytes,
-        resident: a.resident + b.resident,
-        pages: b.pages.or(a.pages),
-    }
-}
-
-/// Adds to `total` the counts of one reader between `before` and `after`.
-fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
-    let ReadStats { commands, bytes, places, repeated, corrupt, verified } = after;
-    total.commands += commands - before.commands;
-    total.bytes += bytes - before.bytes;
-    total.places = total.places.plus(&places.since(&before.places));
-    total.repeated += repeated - before.repeated;
-    total.corrupt += corrupt - before.corrupt;
-    total.verified += verified - before.verified;
-}
-
-/// The recorders of several threads that start and end at any time, and their sum.
-#[derive(Debug, Default)]
-struct Latencies(Mutex<Of>);
-
-#[derive(Debug, Default)]
-struct Of {
-    live: Vec<Arc<Recorder>>,
-    /// The latencies of the recorders that have ended.
-    ended: Histogram,
-}
-
-impl Latencies {
-    /// Adds a recorder. Once all its other owners have dropped it, its latencies are moved to `ended`.
-    fn add(&self, recorder: &Arc<Recorder>) {
-        let mut of = self.0.lock();
-        of.forget_ended();
-        of.live.push(Arc::clone(recorder));
-    }
-
-    /// The sum of the latencies of all recorders, ended ones included.
-    fn read(&self) -> Histogram {
-        let mut of = self.0.lock();
-        of.forget_ended();
-        let mut sum = of.ended;
-        of.live.iter().for_each(|recorder| sum.add(&recorder.read()));
-        sum
-    }
-}
-
-impl Of {
-    fn forget_ended(&mut self) {
-        let ended = &mut self.ended;
-        self.live.retain(|recorder| {
-            let is_live = Arc::strong_count(recorder) > 1;
-            if !is_live {
-                ended.add(&recorder.read());
-            }
-            is_live
-        });
-    }
-}
-
 /// An id that no sample has: there are at most 2^40 samples.
 pub const NOBODY: SampleId = SampleId(u64::MAX);
 
-/// The most idle readers that are kept; each has queue pairs and a window.
+/// The most idle readers that are kept: each holds queue pairs and a window.
 const MAX_IDLE_READERS: usize = 16;
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn what_is_recorded_is_read_by_other_threads_and_survives_its_recorder() {
-        let all = Latencies::default();
-        let threads: Vec<_> = (1..=3)
-            .map(|micros| {
-                let recorder = Arc::new(Recorder::default());
-                all.add(&recorder);
-                std::thread::spawn(move || {
-                    (0..1000).for_each(|_| recorder.record(Duration::from_micros(micros)));
-                })
-            })
-            .collect();
-        threads.into_iter().for_each(|thread| thread.join().expect("it does not panic"));
-        for _ in 0..2 {
-            let sum = all.read();
-            assert_eq!((sum.count(), sum.sum()), (3000, Duration::from_millis(6)));
-        }
-        assert!(all.0.lock().live.is_empty());
-    }
-}

@@ -1,18 +1,16 @@
-//! Opens an image: connects, reads superblocks and snapshot, and makes the directory. Plain folders and shards are
-//! opened without an import: their listing, or their indexes, become the directory.
+//! Opens an image: connects, reads superblocks and snapshot, and makes the directory.
 //!
-//! Also gets class names for an import, from another data set or from the lines of a file.
+//! Plain folders and shards are opened as images, too, without an import: their listing, or their indexes, become the
+//! directory.
 
-use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::image::{REBUILD, SharedSnapshot, ViewSource, read_directory};
-use super::{Image, is_abandoned};
+use super::image::{REBUILD, SharedSnapshot, read_directory};
+use super::{Image, ViewSource, is_abandoned};
 use crate::address::Address;
 use crate::buf::SealedLocation;
 use crate::cache::TierOptions;
@@ -49,13 +47,6 @@ pub struct OpenOptions {
     pub view: Option<ViewSource>,
     /// Opens tar archives, tables and other shards as the samples in them, instead of files.
     pub shards: Option<ShardOptions>,
-}
-
-impl OpenOptions {
-    /// The tiers; tiers in remote namespaces use the data set's connection options.
-    pub(super) fn tiers(&self) -> TierOptions {
-        TierOptions { connect: self.connect.clone(), ..self.tiers.clone() }
-    }
 }
 
 impl Image {
@@ -98,18 +89,18 @@ impl Image {
         if let Some(shards) = &options.shards {
             let progress = &mut Logged { last: Instant::now(), samples: 0 };
             let set = Arc::new(shard_set(addresses, shards, &options.connect, progress)?);
-            return image_of_set(&set)?.with_tiers(&options.tiers())?.in_view(&options.view);
+            return image_of_set(&set)?.with_tiers_and_view(options);
         }
         if let [Address::Path(path)] = addresses
             && path.is_dir()
         {
-            let folder = Arc::new(FolderNamespace::open(path, options.connect.folders)?);
-            return image_of_folder(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
+            let folder = FolderNamespace::open(path, options.connect.folders)?;
+            return image_of_folder(folder)?.with_tiers_and_view(options);
         }
         if let [Address::Objects(place)] = addresses {
             let place = Place::parse(place)?;
-            let folder = Arc::new(FolderNamespace::open_objects(&place, &options.connect)?);
-            return image_of_folder(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
+            let folder = FolderNamespace::open_objects(&place, &options.connect)?;
+            return image_of_folder(folder)?.with_tiers_and_view(options);
         }
         let opened = qpair::open_all(addresses, &options.connect)?;
         let is_named = opened.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
@@ -121,10 +112,10 @@ impl Image {
         Image::of_copies(devices, chosen.iter().map(|&at| copies[at].clone()).collect(), options)
     }
 
-    /// As [`Image::open`], for namespaces that are already open.
+    /// Opens the image on namespaces that are already open: see [`Image::open`].
     ///
     /// # Errors
-    /// As [`Image::open`], except errors of connecting.
+    /// Errors of [`Image::open`], except those of connecting.
     pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
         let copies = read_superblocks(&devices)?;
         Image::of_copies(devices, copies, options)
@@ -159,15 +150,20 @@ impl Image {
         let snapshot = Some(Arc::new(snapshot));
         let image = Image::new(devices, superblocks, directory);
         let image = Image { bad_copies, snapshot, ..image };
-        image.with_tiers(&options.tiers())?.in_view(&options.view)
+        image.with_tiers_and_view(options)
     }
 
-    pub(super) fn in_view(self, view: &Option<ViewSource>) -> Result<Image> {
-        view.as_ref().map_or_else(|| Ok(self.clone()), |source| source.open(&self))
+    /// The image behind the tiers of `options`, and their view of it. Tiers in remote namespaces use the data set's
+    /// connection options.
+    pub(super) fn with_tiers_and_view(self, options: &OpenOptions) -> Result<Image> {
+        let tiers = TierOptions { connect: options.connect.clone(), ..options.tiers.clone() };
+        let image = self.with_tiers(&tiers)?;
+        options.view.as_ref().map_or_else(|| Ok(image.clone()), |source| source.open(&image))
     }
 }
 
-/// Indices of the namespaces that hold the image: all, unless an address names a subsystem with several.
+/// Indices in `devices` of the namespaces that hold the image: all, unless an address named a subsystem with several.
+/// `is_named`: for each device, true if an address named that namespace alone.
 fn chosen(
     devices: &[Arc<dyn Device>],
     copies: &[SuperblockCopies],
@@ -197,6 +193,7 @@ fn chosen(
     Ok(chosen)
 }
 
+/// Selects the generation to open, and warns of an unfinished import and of bad superblock copies.
 fn select_superblocks(
     devices: &[Arc<dyn Device>],
     copies: &[SuperblockCopies],
@@ -255,7 +252,8 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<(Directory, Bytes)>
 ///
 /// # Errors
 /// The folder has more files than an image can have samples.
-fn image_of_folder(folder: Arc<FolderNamespace>) -> Result<Image> {
+fn image_of_folder(folder: FolderNamespace) -> Result<Image> {
+    let folder = Arc::new(folder);
     let namespace = folder.namespace();
     let uuid = Uuid::from_random_bytes(namespace.nguid);
     let address = namespace.address.clone();
@@ -283,7 +281,7 @@ fn image_with(device: Arc<dyn Device>, directory: Directory) -> Image {
     Image::new(vec![device], vec![superblock], directory)
 }
 
-/// Makes the directory, with one chunk for the files of each cell.
+/// Makes the directory of a folder, with one chunk for the files of each cell of [`FOLDER_CELL_BYTES`].
 fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, FormatError> {
     let layout = ImageLayout::new(uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
     let mut builder = DirectoryBuilder::new(layout);
@@ -314,7 +312,9 @@ pub(super) fn image_of_set(set: &Arc<ShardSet>) -> Result<Image> {
 
 /// Progress of indexing, in the log: an opening may read all shards.
 struct Logged {
+    /// Time of the last line, or of the start.
     last: Instant,
+    /// Samples indexed so far.
     samples: u64,
 }
 
@@ -362,71 +362,5 @@ pub fn shard_set(
     ShardSet::open(&sources, &options, progress)
 }
 
-/// The class names in the order of their numbers: those of the data set at the address `from`, or the lines
-/// of the text file `from`. An import with the training set's class names gives each class the same number.
-///
-/// # Errors
-/// Errors of opening. `BadSource`: there are no classes, or a line is empty or occurs twice.
-pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>>> {
-    let addresses = Address::parse_list_os(from)?;
-    let text = match &addresses[..] {
-        [Address::Path(path)] => text_of(path)?,
-        _ => None,
-    };
-    let names = match text {
-        Some(text) => lines(&text).map_err(|error| error.path(Path::new(from)))?,
-        None => {
-            let connect = ConnectOptions { writable: false, ..connect.clone() };
-            let options = OpenOptions { connect, ..OpenOptions::default() };
-            Image::open(&addresses, &options)?.directory().classes().to_vec()
-        }
-    };
-    if names.is_empty() {
-        return Err(Error::new(ErrorKind::BadSource, "it names no classes").path(Path::new(from)));
-    }
-    Ok(names)
-}
-
-/// The content of a text file; `None`: `path` is not a regular file, or is an image.
-fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let failed = |error| Error::from(error).path(path);
-    let mut file = File::open(path).map_err(failed)?;
-    let mut bytes = Vec::new();
-    Read::by_ref(&mut file).take(HEAD_BYTES).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.contains(&0) {
-        return Ok(None);
-    }
-    file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_TEXT_BYTES {
-        let text = "it has more than 64 MiB, and an image has room for fewer names of classes";
-        return Err(Error::new(ErrorKind::BadSource, text).path(path));
-    }
-    Ok(Some(bytes))
-}
-
-fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
-    let text = text.strip_suffix(b"\n").unwrap_or(text);
-    let mut names = Vec::new();
-    let mut seen = HashSet::new();
-    for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
-        let name = line.strip_suffix(b"\r").unwrap_or(line);
-        if name.is_empty() || !seen.insert(name) {
-            let what = if name.is_empty() { "is empty" } else { "names a class again" };
-            return Err(Error::new(ErrorKind::BadSource, format!("line {} {what}", at + 1)));
-        }
-        names.push(name.to_vec());
-    }
-    Ok(names)
-}
-
-/// Time between two lines of the log.
+/// Shortest time between two lines of the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The first bytes of an image hold a superblock, which has zeroes; text has none.
-const HEAD_BYTES: u64 = 4096;
-/// More bytes than the class names of any image.
-const MAX_TEXT_BYTES: u64 = 64 << 20;

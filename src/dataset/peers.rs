@@ -1,31 +1,26 @@
-//! Joins an image to the other ranks of a job: reads through the caches of other nodes, or from a rank's store.
+//! Peers: an image that is read through the tiers of all nodes of a job, and the meeting of the job's ranks.
 //!
-//! A store keeps the rank's share in its node's storage, and reads what other ranks' stores have.
-//! The loader stages the share (`loader/reading.rs`), since it knows where the run begins.
-//!
-//! Also puts tiers in front of an image, which peers serve, and plans which copies they keep for a training run.
+//! Each rank serves the tiers of its node (`tiers.rs`) to the others, and asks a peer for samples that the peer's node
+//! holds. [`crate::peers`] has the protocol and the reads; this file joins and leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Dataset, Image};
-use crate::cache::{Cache, Identity, TierOptions, TierPlan, TierRooms};
-use crate::directory::{Directory, Intact, ViewMark};
-use crate::error::{Error, ErrorKind, Result, invalid};
-use crate::order::{OrderSpec, Sharding, Tail};
+use crate::cache::Cache;
+use crate::directory::{Intact, ViewMark};
+use crate::error::{Error, Result, invalid};
+use crate::order::Sharding;
 use crate::peers::rendezvous::Rendezvous;
-use crate::peers::{Meeting, Pass, PeerOptions, Peers, PlanMap, Served, Serving};
-use crate::plan::{Accesses, ByPortion, HolderMap, Source, TrainingRun};
+use crate::peers::{Meeting, Pass, PeerOptions, Peers, Served, Serving};
+use crate::plan::Source;
 use crate::prefetch::LoaderOptions;
-use crate::qpair::{ConnectOptions, Device};
+use crate::qpair::ConnectOptions;
 use crate::reader::{Watch, interrupted};
-use crate::store::{Meet, Owner, Reader, Store, StoreOptions, StoreStats};
-use crate::tier::{Policy, Units};
-use crate::units::SampleId;
+use crate::tier::Policy;
 
 impl Image {
     /// The same image, read through the caches of all nodes of a round: each serves its tiers to the others.
@@ -68,8 +63,8 @@ impl Image {
         Ok(self.through(peers, &intact))
     }
 
-    /// As [`Image::with_peers`], for a process beside the one that joined as this rank: it reads through the
-    /// same peers and serves nothing. `pass` comes from the process that joined.
+    /// The same image, read through peers that another process of this rank has joined; this process serves nothing.
+    /// `pass` comes from the process that joined.
     ///
     /// # Errors
     /// `InvalidArgument`: the image has no tiers. Errors of [`Peers::attach`].
@@ -81,6 +76,7 @@ impl Image {
         Ok(self.through(peers, &intact))
     }
 
+    /// The image with the devices of `peers`; its tiers verify copies by `intact`.
     fn through(mut self, peers: Peers, intact: &Arc<Intact>) -> Image {
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
@@ -107,9 +103,9 @@ impl Image {
         Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
     }
 
-    /// Decides by the known rates whether peers are avoided while `processes` read from the origin: they are if the
-    /// origin is faster than every tier read over the network. Warns when it begins to avoid them. Returns whether
-    /// they are avoided.
+    /// Decides whether peers are avoided while `processes` read from the origin: they are if, by the known rates, the
+    /// origin is faster than every tier read over the network. Warns when that begins. Returns whether they are
+    /// avoided.
     pub(super) fn avoid_slow_peers(&self, processes: u32) -> bool {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return false };
         let tiers = 0..cache.capacities().len() as u8;
@@ -128,52 +124,7 @@ impl Image {
         self.peers.as_deref()
     }
 
-    /// Counters of the places that bytes came from so far; `None` without tiers.
-    pub fn places(&self) -> Option<Places> {
-        let cache = self.tiers()?;
-        let stats = cache.stats();
-        let mut places = Vec::new();
-        for tier in &stats.tiers {
-            let is_memory = tier.name.starts_with("ram:");
-            places.push(Place {
-                place: if is_memory { PlaceKind::Memory } else { PlaceKind::Drive },
-                name: tier.name.clone(),
-                reads: tier.hits,
-                bytes: tier.hit_bytes,
-                read_s: tier.hit_s,
-            });
-        }
-        let mut all = Places::default();
-        if let Some(peers) = self.peers() {
-            let of_peers = peers.stats();
-            let nodes = (0..).zip(peers.round().nodes()).zip(&of_peers.nodes);
-            for ((index, node), stats) in nodes {
-                if index != peers.own_node() {
-                    places.push(Place {
-                        place: PlaceKind::Peer,
-                        name: node.host.clone(),
-                        reads: stats.reads,
-                        bytes: stats.bytes,
-                        read_s: stats.read_s,
-                    });
-                }
-            }
-            all.not_there_bytes = of_peers.not_there_bytes;
-            all.not_there_reads = of_peers.not_there_reads;
-            all.rerouted_bytes = of_peers.rerouted_bytes;
-            all.mismatched_bytes = of_peers.mismatched_bytes;
-        }
-        let origin = stats.origin;
-        places.push(Place {
-            place: PlaceKind::Origin,
-            name: String::new(),
-            reads: origin.reads + origin.copier_reads,
-            bytes: origin.bytes + origin.copier_bytes,
-            read_s: origin.read_s,
-        });
-        Some(Places { places, ..all })
-    }
-
+    /// What this rank serves to its peers: the tiers' content, and what all ranks must agree on.
     fn served(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<Served<'_>> {
         let Some(cache) = self.tiers() else {
             let text = "peers serve each other what their tiers hold, and there is no tier";
@@ -208,8 +159,8 @@ impl Image {
         }
     }
 
-    /// Makes the tiers verify copies, and keep room for the chunks that this node holds unless nobody would ask for
-    /// them.
+    /// Makes the tiers verify copies, and keep room for the chunks that this node holds. They keep no such room with
+    /// peers by plan, or while peers are avoided: then no other node asks for those chunks.
     fn hold(&self, intact: &Arc<Intact>) {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return };
         let serving = peers.serving();
@@ -284,67 +235,14 @@ impl Dataset {
         peers.wait_for_end(&mut watched, timeout)
     }
 
-    /// As [`Image::attach_to_peers`].
+    /// The same data set, read through peers that another process of this rank has joined.
     ///
     /// # Errors
-    /// As [`Image::attach_to_peers`].
+    /// Errors of [`Image::attach_to_peers`].
     pub fn attach_to_peers(&self, pass: Pass, connect: &ConnectOptions) -> Result<Dataset> {
         let image = self.image().clone().attach_to_peers(pass, connect)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
     }
-}
-
-/// Counters of the places that bytes came from so far: the same in `dlfs read --json`, Python and C.
-///
-/// The counters of a tier and of the origin are of all reads of this process, for itself and for its peers.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Places {
-    /// This node's tiers, fastest first; the other nodes; the data set.
-    pub places: Vec<Place>,
-    /// Bytes that a peer was asked for and did not deliver.
-    pub not_there_bytes: u64,
-    /// The reads of those bytes: wrong guesses about a peer's content.
-    pub not_there_reads: u64,
-    /// Bytes that were read elsewhere after a peer had failed, had lacked them, or had delivered wrong bytes.
-    pub rerouted_bytes: u64,
-    /// Bytes from a peer that do not match the directory's checksum. The caller never sees them.
-    pub mismatched_bytes: u64,
-}
-
-impl Places {
-    /// The counters as one line of JSON.
-    pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and names always become JSON")
-    }
-}
-
-/// One place, and the reads from it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Place {
-    /// Its kind.
-    pub place: PlaceKind,
-    /// The tier as its user wrote it, or the node's name; empty for the origin.
-    pub name: String,
-    /// Reads, or pieces of reads.
-    pub reads: u64,
-    /// Bytes.
-    pub bytes: u64,
-    /// Total time of the reads, in seconds; for the origin, only reads that somebody waited for.
-    pub read_s: f64,
-}
-
-/// The kind of a place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PlaceKind {
-    /// A tier in this node's memory.
-    Memory,
-    /// A tier in a file or drive of this node.
-    Drive,
-    /// Another node.
-    Peer,
-    /// The namespaces of the data set.
-    Origin,
 }
 
 /// `meeting` with a name that no earlier round of this process has, unless the user has named the round.
@@ -374,7 +272,7 @@ pub(super) fn chosen<'a, 'b>(
     }
 }
 
-/// A rendezvous that a watch can end.
+/// A rendezvous whose waits a watch can end.
 pub(super) struct Watched<'a, 'b, 'c> {
     pub(super) rendezvous: &'a mut (dyn Rendezvous + 'b),
     pub(super) watch: &'c mut dyn Watch,
@@ -407,7 +305,7 @@ const LOCAL_BY_PLAN: &str =
     "local shares follow from what nodes hold, and by plan what nodes hold follows from the shares";
 const LOCAL_BY_PLAN_HINT: &str = "take strided shares, or the mode read-through or copies";
 
-/// A hash of the options that all ranks of a job must share.
+/// A hash of the options that must be equal on all ranks of a job.
 pub(super) fn hash_of(
     run: Option<&LoaderOptions>,
     view: Option<ViewMark>,
@@ -423,249 +321,5 @@ pub(super) fn hash_of(
     xxh3_64(&json)
 }
 
-impl Image {
-    /// The same image, with a store of this rank. Loaders along the order of `run` read from the store, which
-    /// exchanges samples with the other ranks' stores. The first loader stages the rank's share
-    /// ([`Loader::stage`](super::Loader::stage)). Reads by id still go to the data set. Waits until all ranks
-    /// have joined. Other clones of this handle are unchanged.
-    ///
-    /// `peers` is the way to join the other ranks; `None` if there are no others.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the order gives ranks no shares, or the image is read through tiers or peers.
-    /// Errors of [`Store::open`].
-    pub fn with_store(
-        mut self,
-        options: StoreOptions,
-        run: &LoaderOptions,
-        peers: Option<(&PeerOptions, &mut dyn Rendezvous)>,
-    ) -> Result<Image> {
-        self.check_store(run)?;
-        let owner = Owner {
-            directory: &self.directory,
-            origins: &self.devices,
-            order: order_of(run),
-            rank: run.rank,
-            epochs: run.epochs.clone(),
-        };
-        let order = hash_of(Some(run), self.directory.view(), Serving::CopiesOnly);
-        let meet = peers.map(|(options, rendezvous)| Meet { options, rendezvous, order });
-        let (store, peers) = Store::open(owner, options, meet)?;
-        (self.store, self.peers) = (Some(Arc::new(store)), peers);
-        Ok(self)
-    }
-
-    /// The store of this rank, if it has one.
-    pub fn store(&self) -> Option<&Arc<Store>> {
-        self.store.as_ref()
-    }
-
-    /// The namespaces that a loader with these options reads.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the store keeps the share of another rank or order.
-    pub(super) fn devices_of_run(&self, run: &LoaderOptions) -> Result<Vec<Arc<dyn Device>>> {
-        let Some(store) = &self.store else { return Ok(self.devices.clone()) };
-        if reader_of(store, run).is_none() {
-            let text = "the store keeps the share of another rank, order or seed";
-            return Err(Error::invalid(text, "make a store for these options"));
-        }
-        Ok(store.devices().to_vec())
-    }
-
-    fn check_store(&self, run: &LoaderOptions) -> Result<()> {
-        let invalid = |text, hint| Err(Error::invalid(text, hint));
-        if self.cache.is_some() || self.peers.is_some() {
-            let text = "a store takes the place of tiers, and brings peers of its own";
-            return invalid(text, "open the data set without tiers");
-        }
-        if run.sharding != Sharding::Strided {
-            let text = "each rank reads its own share, which no sharding may divide anew";
-            return invalid(text, "take strided shards");
-        }
-        let uneven = !self.directory.num_live().is_multiple_of(run.world_size.max(1).into());
-        if run.tail == Tail::Pad && uneven {
-            let text = "a padded epoch repeats samples of other ranks, which a store has not got";
-            return invalid(text, "keep the tail, or drop it");
-        }
-        Ok(())
-    }
-}
-
-impl Dataset {
-    /// As [`Image::with_store`]. `meeting`, `connect` and `object` are as for [`Dataset::with_peers`];
-    /// `meeting` is `None` if there are no other ranks.
-    ///
-    /// # Errors
-    /// `Interrupted`: `watch` ended the wait. Errors of [`Image::with_store`] and [`Meeting::rendezvous`].
-    pub fn with_store(
-        &self,
-        options: StoreOptions,
-        run: &LoaderOptions,
-        meeting: Option<&Meeting>,
-        (connect, object): (&ConnectOptions, Option<&mut dyn Rendezvous>),
-        watch: &mut dyn Watch,
-    ) -> Result<Dataset> {
-        // Checked before `of_this_round` counts the round: a call that is refused joins none.
-        self.image().check_store(run)?;
-        let image = self.image().clone();
-        let Some(meeting) = meeting else {
-            let image = image.with_store(options, run, None)?;
-            return Ok(Dataset::from_image(image, self.0.options.clone()));
-        };
-        let meeting = of_this_round(meeting);
-        let mut own = meeting.rendezvous(connect)?;
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
-        let peers = Some((&meeting.peer_options(connect), &mut watched as &mut dyn Rendezvous));
-        let image = image.with_store(options, run, peers)?;
-        Ok(Dataset::from_image(image, self.0.options.clone()))
-    }
-
-    /// Counters of this rank's store so far; `None` without a store.
-    pub fn store_stats(&self) -> Option<StoreStats> {
-        self.image().store().map(|store| store.stats())
-    }
-}
-
-/// The reader of `store` for a loader with the options `run`; `None` if the loader does not read from the
-/// store.
-pub(super) fn reader_of(store: &Store, run: &LoaderOptions) -> Option<Reader> {
-    store.reader(&order_of(run), run.rank, run.world_size)
-}
-
-fn order_of(run: &LoaderOptions) -> OrderSpec {
-    match &run.resume {
-        Some(state) => state.order,
-        None => run.order.started(run.world_size),
-    }
-}
-
-impl Image {
-    /// The same image, read through the tiers of `options`. Other clones of this handle are unchanged.
-    ///
-    /// # Errors
-    /// Errors of [`Cache::new`].
-    pub fn with_tiers(mut self, options: &TierOptions) -> Result<Image> {
-        if options.is_active() {
-            let identity =
-                Identity { uuid: self.whole.uuid(), generation: self.whole.generation() };
-            let units = match options.policy {
-                Policy::Clairvoyant => Units::of(&self.whole).with_portions(&self.whole),
-                Policy::FirstTouch | Policy::None => Units::of(&self.whole),
-            };
-            let cache = Cache::new(&self.devices, units, identity, options)?;
-            self.devices = cache.devices().to_vec();
-            self.cache = Some(Arc::new(cache));
-        }
-        Ok(self)
-    }
-
-    /// The tiers, if the image is read through tiers.
-    pub fn tiers(&self) -> Option<&Cache> {
-        self.cache.as_deref()
-    }
-
-    /// Makes the tiers verify samples against the directory's checksums before they keep them: for a process
-    /// that has no peers itself, but whose copies other nodes rely on.
-    pub fn check_copies(&self) {
-        let intact = Arc::new(Intact::new(Arc::clone(&self.whole)));
-        self.tiers().into_iter().for_each(|cache| cache.set_checked(&intact));
-    }
-
-    /// Sets the number of reading ranks for tiers and peers.
-    pub(super) fn expect_ranks(&self, ranks: u32) {
-        self.tiers().into_iter().for_each(|cache| cache.set_processes(ranks));
-        self.avoid_slow_peers(ranks);
-    }
-
-    /// Plans the tiers for the run of `options`, if their policy is clairvoyant.
-    pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
-        self.expect_ranks(options.world_size);
-        let plans = |cache: &&Cache| cache.policy() == Policy::Clairvoyant;
-        let Some(cache) = self.tiers().filter(plans) else {
-            return Ok(());
-        };
-        if options.weights.is_some() {
-            let text = "plans of tiers count how often an order reads each sample, and a weighted order is not planned";
-            let hint = "open the data set with the policy first-touch";
-            return Err(Error::new(ErrorKind::Unsupported, text).hint(hint));
-        }
-        if options.budget.is_some() && options.world_size > 1 {
-            let text = "plans of tiers count what each rank reads, and batches by a budget are not planned";
-            let hint = "open the data set with the policy first-touch";
-            return Err(Error::new(ErrorKind::Unsupported, text).hint(hint));
-        }
-        let run = run_of(&self.directory, options)?;
-        let units = cache.units();
-        let portion_of = units.by_sample(&self.directory);
-        let by_portion = ByPortion::new(&run, &portion_of);
-        cache.set_plan(&TierPlan::of(&by_portion, options.rank, units, &cache.rooms()))?;
-        if let Some(peers) = self.peers().filter(|peers| peers.serving() == Serving::Planned) {
-            plan_peers(cache, peers, &by_portion);
-        }
-        Ok(())
-    }
-}
-
-/// Plans the tiers of all nodes, and the node from which this one reads each chunk.
-///
-/// Loaders of worker processes divide a rank further: such a rank modulo the ranks of the round is the rank
-/// of the process that joined. A run with other ranks, for example one that every rank reads alone, leaves
-/// the plan as it is.
-fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
-    let round = peers.round();
-    let (_, ranks) = peers.place();
-    let run_ranks = by_portion.num_ranks();
-    if !run_ranks.is_multiple_of(ranks) {
-        return;
-    }
-    let units = cache.units();
-    let mut others = HolderMap::empty(units.num_portions().into());
-    let mut own = Vec::new();
-    for (index, node) in (0_u16..).zip(round.nodes()) {
-        let of_node = (0..run_ranks).filter(|rank| round.node_of(rank % ranks) == index);
-        let rooms = TierRooms { pages: node.room_pages.clone(), keep_parts: true };
-        let plans: Vec<TierPlan> =
-            of_node.map(|rank| TierPlan::of(by_portion, rank, units, &rooms)).collect();
-        let plan = TierPlan::merge(&plans.iter().collect::<Vec<_>>(), units, &rooms);
-        if index == peers.own_node() {
-            own = plan.tier_of_portions();
-        } else {
-            plan.copies_in_order(units, |copy| others.add(index.into(), &copy));
-        }
-    }
-    let node = |portion: u32| {
-        let Some(other) = others.holder(SampleId(portion.into())) else { return PlanMap::NOBODY };
-        match cache.source(own[portion as usize], Some(other.tier), run_ranks) {
-            Source::Remote(_) => other.rank as u16,
-            Source::Local(_) | Source::Origin => PlanMap::NOBODY,
-        }
-    };
-    let nodes = (0..units.num_portions()).map(node).collect();
-    peers.set_plan(PlanMap::new(Arc::clone(units), nodes));
-}
-
-/// The ranks' accesses during the run of `options`.
-fn run_of<'a>(
-    directory: &'a Directory,
-    options: &LoaderOptions,
-) -> Result<TrainingRun<'a, Directory>> {
-    let (first, consumed) = match &options.resume {
-        // Rows do not tell how many positions they took, and the plan only counts reads: the whole epoch is planned.
-        Some(state) if options.has_rows() => (state.epoch.0, 0),
-        Some(state) => (state.epoch.0, state.consumed),
-        None => (options.epochs.start, 0),
-    };
-    // A run may be endless, but a plan needs an end.
-    let end = options.epochs.end.min(first.saturating_add(MAX_PLANNED_EPOCHS));
-    let epochs = first..end.max(first);
-    Ok(TrainingRun::new(directory, order_of(options), epochs, options.world_size, options.tail)?
-        .after(consumed)
-        .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64))
-}
-
 /// Rounds without a name that this process has joined; all ranks of a job join in the same order.
 static JOINED: AtomicU32 = AtomicU32::new(0);
-
-/// Epochs that a plan covers: the most for which planning time was measured.
-const MAX_PLANNED_EPOCHS: u64 = 100;

@@ -1,9 +1,9 @@
-//! A loader over shards whose index may not be complete: the first epoch while it is made, then any order.
+//! A loader over shards whose index may not be complete: the first epoch makes the index, later epochs have any order.
 //!
 //! With [`ShardOptions::import_to`](crate::shards::ShardOptions) the first epoch also fills an image, which later
-//! epochs read. All ranks try to commit it at their end: the first one that finds nobody writing does, and the others
-//! find it complete. If no epoch follows, a rank waits for those that still write only for moments: the last one
-//! commits.
+//! epochs read. At the end of the first epoch, each rank tries to commit the image: one that finds no other rank
+//! writing commits, and the others find the image complete. If no epoch follows, a rank waits for ranks that still
+//! write only for [`END_LIMIT`]: the last rank commits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,18 +21,17 @@ use crate::replace_file::{NewMode, replace_file};
 use crate::shards::{ShardFilling, ShardSet};
 use crate::units::{Epoch, deadline};
 
-use super::loader::load;
 use super::open::image_of_set;
+use super::saved::load;
 use super::{
     Background, Dataset, FirstEpoch, Loader, Options, in_background, is_abandoned, shard_set,
 };
 
 /// Batches of shards, from the first epoch on.
 ///
-/// If the index of a shard, or the image to import to, is missing, the first epoch is a [`FirstEpoch`], whose order is
-/// not the one that was asked for. All later epochs are those of a [`Loader`]; so is the first one if the index, or the
-/// image, is complete when the loader opens. All ranks of a job begin together, with one place for their indexes: each
-/// makes those of its own shards.
+/// If the index of a shard is missing, or the image to import to is not complete, the first epoch is a
+/// [`FirstEpoch`], which has an order of its own. All other epochs are those of a [`Loader`]. All ranks of a job
+/// begin together and keep their indexes in one place; each rank makes the indexes of its shards.
 pub struct ShardLoader {
     addresses: Vec<Address>,
     options: Options,
@@ -40,17 +39,20 @@ pub struct ShardLoader {
     set: Arc<ShardSet>,
     /// The image that the first epoch fills.
     filling: Option<Arc<ShardFilling>>,
-    now: Now,
+    phase: ShardPhase,
     /// The epoch of the next batch.
     epoch: u64,
-    /// Set if the last batch ended its epoch, until the caller knows.
+    /// True if the last batch ended its epoch, and the caller was not told yet.
     epoch_ended: bool,
 }
 
-enum Now {
+/// The phase of a run over shards.
+enum ShardPhase {
+    /// The first epoch, which makes the index.
     First(Box<FirstEpoch>),
     /// The first epoch has ended, and the data set is being opened.
     Opening(Background<Option<(Dataset, Loader)>>, LaneState),
+    /// An epoch in an order of samples: the index, or the image, is complete.
     Ordinary(Dataset, Box<Loader>),
     /// The run has ended with its first epoch, or opening the data set after it has failed.
     Over(LaneState, Option<Error>),
@@ -109,9 +111,9 @@ impl ShardLoader {
             addresses = image;
         }
         let opened = (&addresses[..], &options);
-        let (now, epoch) = begin(opened, (&set, filling.as_ref()), &load, resume, watch)?;
+        let (phase, epoch) = begin(opened, (&set, filling.as_ref()), &load, resume, watch)?;
         let epoch_ended = false;
-        Ok(ShardLoader { addresses, options, load, set, filling, now, epoch, epoch_ended })
+        Ok(ShardLoader { addresses, options, load, set, filling, phase, epoch, epoch_ended })
     }
 
     /// The shards.
@@ -126,8 +128,8 @@ impl ShardLoader {
 
     /// The data set, once its index is complete and the first epoch has ended.
     pub fn dataset(&self) -> Option<&Dataset> {
-        match &self.now {
-            Now::Ordinary(dataset, _) => Some(dataset),
+        match &self.phase {
+            ShardPhase::Ordinary(dataset, _) => Some(dataset),
             _ => None,
         }
     }
@@ -139,53 +141,55 @@ impl ShardLoader {
 
     /// The state after the batches delivered so far.
     pub fn state(&self) -> RunState {
-        match &self.now {
-            Now::First(first) => RunState::Lanes(first.state().clone()),
-            Now::Opening(_, state) | Now::Over(state, _) => RunState::Lanes(state.clone()),
-            Now::Ordinary(_, loader) => RunState::Samples(loader.state()),
+        match &self.phase {
+            ShardPhase::First(first) => RunState::Lanes(first.state().clone()),
+            ShardPhase::Opening(_, state) | ShardPhase::Over(state, _) => {
+                RunState::Lanes(state.clone())
+            }
+            ShardPhase::Ordinary(_, loader) => RunState::Samples(loader.state()),
         }
     }
 
-    /// Goes on from `state`.
+    /// Moves the run to `state`.
     ///
     /// # Errors
-    /// As [`ShardLoader::open`]; the run does not move then.
+    /// Errors of [`ShardLoader::open`]; the run does not move then.
     pub fn set_state(&mut self, state: &RunState, watch: &mut dyn Watch) -> Result<()> {
-        if let (Now::Ordinary(_, loader), RunState::Samples(state)) = (&self.now, state) {
+        if let (ShardPhase::Ordinary(_, loader), RunState::Samples(state)) = (&self.phase, state) {
             loader.set_state(state)?;
             self.epoch = loader.epoch();
         } else {
             let opened = (&self.addresses[..], &self.options);
             let shards = (&self.set, self.filling.as_ref());
-            (self.now, self.epoch) = begin(opened, shards, &self.load, Some(state), watch)?;
+            (self.phase, self.epoch) = begin(opened, shards, &self.load, Some(state), watch)?;
         }
         self.epoch_ended = false;
         Ok(())
     }
 
-    /// Takes the next batch of the epoch into `batch`; `false`: the epoch has ended, and the next call begins the next
-    /// one, if [`ShardLoader::epoch`] says that there is one.
+    /// Takes the next batch of the epoch into `batch`; `false`: the epoch has ended. The next call then begins the next
+    /// epoch, or returns `false` again if [`ShardLoader::epoch`] is the end of the run.
     ///
-    /// Between the first epoch and the second one it waits until all shards have an index.
+    /// Between the first epoch and the second, the call waits until all shards have an index.
     ///
     /// # Errors
-    /// As [`Loader::next`]. A shard has changed, ends early, or has bad entries: the error names it.
+    /// Errors of [`Loader::next`]. A shard has changed, ends early, or has bad entries: the error names it.
     pub fn next_into(&mut self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
         let until = deadline(Instant::now(), self.load.deadline);
         loop {
             if std::mem::take(&mut self.epoch_ended) {
                 self.epoch += 1;
                 if self.filling.is_some() {
-                    self.open_all()?; // the image is committed meanwhile
+                    self.open_all()?; // commits the image in the background
                 }
-                // A run that ends with its first epoch waits for that.
+                // A run that ends with its first epoch waits for the commit.
                 let is_over = self.epoch >= self.load.epochs.end;
-                if !(is_over && matches!(self.now, Now::Opening(..))) {
+                if !(is_over && matches!(self.phase, ShardPhase::Opening(..))) {
                     return Ok(false);
                 }
             }
-            match &mut self.now {
-                Now::First(first) => match first.next_within(batch, TICK)? {
+            match &mut self.phase {
+                ShardPhase::First(first) => match first.next_within(batch, TICK)? {
                     NextBatch::Ready => {
                         self.epoch_ended = batch.ends_epoch();
                         return Ok(true);
@@ -195,27 +199,27 @@ impl ShardLoader {
                     NextBatch::Later if Instant::now() >= until => return Err(self.late()),
                     NextBatch::Later => {}
                 },
-                Now::Opening(opening, state) => match opening.wait(TICK) {
+                ShardPhase::Opening(opening, state) => match opening.wait(TICK) {
                     Ok(None) => {}
-                    Ok(Some(None)) => self.now = Now::Over(state.clone(), None),
+                    Ok(Some(None)) => self.phase = ShardPhase::Over(state.clone(), None),
                     Ok(Some(Some((dataset, loader)))) => {
-                        self.now = Now::Ordinary(dataset, Box::new(loader))
+                        self.phase = ShardPhase::Ordinary(dataset, Box::new(loader))
                     }
-                    Err(error) => self.now = Now::Over(state.clone(), Some(error)),
+                    Err(error) => self.phase = ShardPhase::Over(state.clone(), Some(error)),
                 },
-                Now::Ordinary(..) if self.epoch >= self.load.epochs.end => return Ok(false),
-                Now::Ordinary(_, loader) if !loader.has_batches_left() => {
+                ShardPhase::Ordinary(..) if self.epoch >= self.load.epochs.end => return Ok(false),
+                ShardPhase::Ordinary(_, loader) if !loader.has_batches_left() => {
                     loader.set_epoch(self.epoch + 1)?;
                     self.epoch += 1;
                     return Ok(false);
                 }
-                Now::Ordinary(_, loader) => {
+                ShardPhase::Ordinary(_, loader) => {
                     let is_there = loader.next_into(batch, watch)?;
                     self.epoch_ended = is_there && batch.ends_epoch();
                     return Ok(is_there);
                 }
-                Now::Over(_, None) => return Ok(false),
-                Now::Over(_, Some(error)) => return Err(error.to_others()),
+                ShardPhase::Over(_, None) => return Ok(false),
+                ShardPhase::Over(_, Some(error)) => return Err(error.to_others()),
             }
             if !watch.goes_on() {
                 return Err(interrupted());
@@ -225,12 +229,12 @@ impl ShardLoader {
 
     /// Commits the image, and opens the data set for the epochs behind the first one, if there are any.
     fn open_all(&mut self) -> Result<()> {
-        let Now::First(first) = &self.now else { return Ok(()) };
+        let ShardPhase::First(first) = &self.phase else { return Ok(()) };
         let state = first.state().clone();
         let has_more = self.epoch < self.load.epochs.end;
         let filling = self.filling.take();
-        self.now = if !has_more && filling.is_none() {
-            Now::Over(state, None)
+        self.phase = if !has_more && filling.is_none() {
+            ShardPhase::Over(state, None)
         } else {
             let set = Arc::clone(&self.set);
             let addresses = self.addresses.clone();
@@ -250,7 +254,7 @@ impl ShardLoader {
                 let loader = dataset.loader(load)?;
                 Ok(Some((dataset, loader)))
             })?;
-            Now::Opening(opening, state)
+            ShardPhase::Opening(opening, state)
         };
         Ok(())
     }
@@ -262,14 +266,14 @@ impl ShardLoader {
     }
 }
 
-/// Begins a run, or goes on with one; returns also the epoch of its next batch.
+/// Begins a run, or resumes one; also returns the epoch of the next batch.
 fn begin(
     (addresses, options): (&[Address], &Options),
     (set, filling): (&Arc<ShardSet>, Option<&Arc<ShardFilling>>),
     load: &LoaderOptions,
     resume: Option<&RunState>,
     watch: &mut dyn Watch,
-) -> Result<(Now, u64)> {
+) -> Result<(ShardPhase, u64)> {
     let reads_shards = options.open.shards.is_some();
     let (lanes, samples) = match resume {
         Some(RunState::Lanes(state)) => (Some(state), None),
@@ -284,7 +288,7 @@ fn begin(
     if is_first {
         let epoch = lanes.map_or(Epoch(load.epochs.start), |state| state.spec.epoch);
         let first = FirstEpoch::begin((set, filling), load, epoch, lanes)?;
-        return Ok((Now::First(Box::new(first)), epoch.0));
+        return Ok((ShardPhase::First(Box::new(first)), epoch.0));
     }
     if samples.is_some() && filling.is_some() {
         let text =
@@ -296,10 +300,10 @@ fn begin(
     let dataset = dataset_of(addresses, options, set, watch)?;
     let loader = dataset.loader(LoaderOptions { resume: samples, ..load.clone() })?;
     let epoch = loader.epoch();
-    Ok((Now::Ordinary(dataset, Box::new(loader)), epoch))
+    Ok((ShardPhase::Ordinary(dataset, Box::new(loader)), epoch))
 }
 
-/// Opens the image that was filled, or the shards: those that are listed already.
+/// Opens the image that was filled; or, without one, the shards of `set`.
 fn dataset_of(
     addresses: &[Address],
     options: &Options,
@@ -311,12 +315,13 @@ fn dataset_of(
     }
     let open = options.open.clone();
     let set = Arc::clone(set);
-    let open = move || image_of_set(&set)?.with_tiers(&open.tiers())?.in_view(&open.view);
+    let open = move || image_of_set(&set)?.with_tiers_and_view(&open);
     let image = in_background(watch, None, open)?;
     Ok(Dataset::from_image(image, options.read.clone()))
 }
 
-/// Waits until the other ranks have indexed their shards, while their number grows; not for long if nobody `needs_all`.
+/// Waits until the other ranks have indexed their shards: as long as new indexes appear, but only for [`END_LIMIT`]
+/// unless the caller `needs_all`.
 fn wait_for_others(set: &ShardSet, needs_all: bool) -> Result<()> {
     let mut pace = Pace::new();
     let all = set.shards().len();
@@ -332,13 +337,13 @@ fn wait_for_others(set: &ShardSet, needs_all: bool) -> Result<()> {
     }
 }
 
-/// Makes the image complete, once no other rank writes it, unless another one has done so. If no epoch follows that
-/// `reads_it`, a rank that writes for long is left to do so at its own end.
+/// Commits the image once no other rank writes to it, unless another rank has committed it. If no epoch `reads_it`,
+/// gives up on a rank that writes for long: that rank commits at its own end.
 fn commit(filling: &ShardFilling, world_size: u32, reads_it: bool) -> Result<()> {
     let mut pace = Pace::new();
     loop {
         let Err(error) = filling.commit() else { return Ok(()) };
-        // A rank that writes or commits is busy. What another has not made durable yet is missing.
+        // `Busy`: another rank writes or commits. `NotFound`: another rank has not made its part durable yet.
         let limit = match error.kind() {
             ErrorKind::Busy if reads_it => COMMIT_LIMIT,
             ErrorKind::Busy => END_LIMIT,
@@ -352,13 +357,15 @@ fn commit(filling: &ShardFilling, world_size: u32, reads_it: bool) -> Result<()>
     }
 }
 
-/// The pace of looking for the work of others: after half of the time that they may still need, from 0.1 s to 5 s.
+/// The pace of polling for the work of other ranks: after half of the time that they may still need, from
+/// [`SHORTEST_PAUSE`] to [`LONGEST_PAUSE`].
 struct Pace {
     begun: Instant,
-    /// The number of missing things at first and at last.
+    /// The number of missing things at the first poll, and the least since.
     missing: Option<(usize, usize)>,
-    /// The time since which nothing has come.
+    /// The time of the last progress.
     since: Instant,
+    /// The longest next pause, which doubles each time.
     pause: Duration,
 }
 
@@ -368,7 +375,8 @@ impl Pace {
         Pace { begun, missing: None, since: begun, pause: SHORTEST_PAUSE / 2 }
     }
 
-    /// Waits while `left` things are missing; `false`: nothing has come for `limit`, or nobody waits any more.
+    /// Pauses before the next poll, while `left` things are missing. `false`: there was no progress for `limit`, or
+    /// nobody waits for the result any more.
     fn wait(&mut self, left: usize, limit: Duration) -> bool {
         let now = Instant::now();
         let (first, last) = self.missing.unwrap_or((left, usize::MAX));
@@ -380,8 +388,8 @@ impl Pace {
             return false;
         }
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        let came = first.saturating_sub(left);
-        let rest = (now - self.begun).as_secs_f64() * left as f64 / came as f64; // infinite if nothing came
+        let done = first.saturating_sub(left);
+        let rest = (now - self.begun).as_secs_f64() * left as f64 / done as f64; // infinite without progress
         let half = Duration::try_from_secs_f64(rest / 2.0).unwrap_or(LONGEST_PAUSE);
         let until = now + self.pause.min(half.max(SHORTEST_PAUSE));
         while Instant::now() < until && !is_abandoned() {
@@ -421,31 +429,31 @@ impl RunState {
         }
     }
 
-    /// As [`save_state`](super::save_state).
+    /// Writes the state to a file: see [`save_state`](super::save_state).
     ///
     /// # Errors
-    /// As [`save_state`](super::save_state).
+    /// Errors of [`save_state`](super::save_state).
     pub fn save(&self, path: &Path) -> Result<()> {
         replace_file(path, NewMode::Private, format!("{}\n", self.to_json()).as_bytes())
     }
 
-    /// As [`load_state`](super::load_state).
+    /// Reads the state that [`RunState::save`] wrote; `None` if there is no such file.
     ///
     /// # Errors
-    /// As [`load_state`](super::load_state) and [`RunState::from_json`].
+    /// Errors of [`load_state`](super::load_state) and [`RunState::from_json`].
     pub fn load(path: &Path) -> Result<Option<RunState>> {
         load(path, RunState::from_json)
     }
 }
 
-/// The most bytes of a store that are in flight, or have arrived and are not decoded, for a lane.
+/// The most bytes from a store, for each lane, that are in flight, or have arrived and are not decoded.
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// The longest wait for other ranks' indexes without a new one.
 const OTHERS_LIMIT: Duration = Duration::from_secs(60);
-/// The pauses between two looks at the work of other ranks.
+/// The pauses between two polls of the work of other ranks.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The longest wait while another rank has the image: if later epochs read it, and at the end of a run, where a rank
-/// that only looks has it for moments.
+/// The longest wait for a rank that writes to the image, if later epochs read the image.
 const COMMIT_LIMIT: Duration = Duration::from_secs(3600);
+/// The longest wait for other ranks at the end of a run, where a rank that only checks the image has it for moments.
 const END_LIMIT: Duration = Duration::from_secs(10);

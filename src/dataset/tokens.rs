@@ -1,35 +1,39 @@
 //! Rows of tokens along an order: documents of a data set or mixture, packed into arrays of equal length.
 //!
-//! The loader reads documents as every loader does; `dlfs-tokens` says beforehand which tokens of which documents make
-//! the rows of a batch, and writes them into the caller's arrays.
-//!
-//! Rows also have numbers in the sequence of a run, for samplers that choose rows themselves, and there are mixtures
-//! whose weights and phases count tokens: both need the lengths of all documents.
+//! The loader reads documents as every loader does. `dlfs-tokens` plans beforehand which tokens of which documents
+//! make the rows of a batch, and writes them into the caller's arrays ([`TokenBatch::fill`]). The plan needs only the
+//! lengths of documents; so does a mixture whose weights and phases count tokens ([`Mixture::counting`]).
 
+mod batch;
 mod fields;
+mod row_index;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use fields::{Fields, check_tokenizers, shown};
+use batch::Source;
+use fields::{Fields, check_tokenizers};
 use parking_lot::Mutex;
+use row_index::RowIndex;
 use serde::Serialize;
 
 use super::mixture::source;
-use super::sampler::Over;
-use super::{Dataset, Loader, Mixture, Sampler};
+use super::run_data::RunData;
+use super::{Dataset, Loader, Mixture};
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::order::Tail;
 use crate::order::budget::{Budget, Cost, LengthsOf, Pack, RowPhase, RowSpec, TooLong};
 use crate::order::mixture::{Batching, Count, MixtureSpec, Part, Phase};
-use crate::order::{State, Tail};
-use crate::prefetch::{Layouts, LoaderOptions, TokenLengths};
+use crate::prefetch::{LoaderOptions, TokenLengths};
 use crate::process::Forked;
-use crate::reader::{Batch, Watch, interrupted};
-use crate::tokens::{Arrays, Columns, Document, FillRules, Layout, RowCounts, Segment, fill};
-use crate::units::{Epoch, SampleId};
+use crate::reader::Watch;
+use crate::tokens::{Columns, FillRules, Layout, RowCounts};
+use crate::units::Epoch;
+
+pub use batch::TokenBatch;
 
 /// Options of a [`TokenLoader`].
 #[derive(Debug, Clone)]
@@ -80,6 +84,7 @@ pub struct TokenLoader {
     loader: Loader,
     options: TokenOptions,
     sources: Arc<[Source]>,
+    /// Rows by number in this process, once some were asked for.
     by_index: Forked<Mutex<Option<RowIndex>>>,
 }
 
@@ -110,7 +115,7 @@ impl Dataset {
     /// As [`Dataset::loader`]. `InvalidArgument`: samples have no such field of tokens, another tokenizer made them, a
     /// document is no whole number of them, or too long, or all together fill no global batch. The message says which.
     pub fn token_loader(&self, rows: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
-        TokenLoader::over(Over::dataset(self), rows, run)
+        TokenLoader::over(RunData::dataset(self), rows, run)
     }
 }
 
@@ -145,16 +150,16 @@ impl TokenOptions {
         }
     }
 
-    /// `run` as a loader of these rows over a data set with this directory has it: ranks that join before there is a
-    /// loader compare their rows by it.
+    /// The options `run` completed by these rows, as a loader over a data set with this directory completes them. Ranks
+    /// that join before they have a loader compare their rows by the result.
     ///
     /// # Errors
-    /// As [`Dataset::token_loader`] for wrong fields.
+    /// Errors of [`Dataset::token_loader`] about fields.
     pub fn run(&self, directory: &Directory, run: LoaderOptions) -> Result<LoaderOptions> {
         Ok(self.of_width(Fields::find(directory, self)?.token_bytes, run))
     }
 
-    /// `run` with these rows of tokens of so many bytes.
+    /// The options `run` completed by these rows; a token takes `token_bytes` in all fields together.
     fn of_width(&self, token_bytes: u32, run: LoaderOptions) -> LoaderOptions {
         let lengths = match &self.lengths {
             Some(column) => LengthsOf::Column(column.clone()),
@@ -169,11 +174,13 @@ impl TokenOptions {
         }
     }
 
+    /// The rules by which rows are filled.
     fn rules(&self) -> FillRules {
         let TokenOptions { pack, separator, pad, vocabulary, .. } = *self;
         FillRules { pack, separator, pad, vocabulary }
     }
 
+    /// The budget of a batch that makes it rows of tokens; documents have their lengths from `lengths`.
     fn budget(&self, lengths: LengthsOf) -> Budget {
         Budget {
             tokens: u64::from(self.seq_len) + 1,
@@ -205,7 +212,7 @@ impl Default for TokenOptions {
 }
 
 impl TokenLoader {
-    fn over(over: Over, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
+    fn over(over: RunData, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
         options.rules().check()?;
         let names = || over.mix.iter().flat_map(|mix| &mix.spec.sources);
         let of_source = |source: usize, error: Error| match names().nth(source) {
@@ -241,8 +248,8 @@ impl TokenLoader {
         Ok(loader)
     }
 
-    /// Checks that the first epoch has a global batch. A run without any would end at once, and say nothing. A run that
-    /// resumes at its end reads none.
+    /// Checks that the first epoch has a batch for this rank: a run without any would end at once without an error. A
+    /// run that resumes at its end needs none.
     fn check_rows(&self) -> Result<()> {
         let mut start = self.loader.state();
         start.move_to((start.epoch, 0), None);
@@ -312,8 +319,8 @@ impl TokenLoader {
         Ok(())
     }
 
-    /// The loader that reads the documents: the run's state, epochs and counters. `consumed` of its state is a number
-    /// of rows. Batches are to be taken by [`TokenLoader::next`], since its own have no rows.
+    /// The loader that reads the documents, with the run's state, epochs and counters. `consumed` of the state counts
+    /// rows. Take batches by [`TokenLoader::next`]: those of this loader have no rows.
     pub fn loader(&self) -> &Loader {
         &self.loader
     }
@@ -366,13 +373,13 @@ fn token_bytes(found: &[Fields], of_source: impl Fn(usize, Error) -> Error) -> R
     }
 }
 
-/// A phase of each epoch in which rows have another length. It begins once the rows before have counted `from` tokens,
-/// each its length; unless documents lie end to end, with the next window.
+/// A phase of each epoch in which rows have another length. It begins once the rows before it have taken `from` tokens,
+/// where a row takes as many as its length; unless documents lie end to end, only with the next window.
 ///
-/// As text: `TOKENS:seq_len=N`, with `,batch_size=B` behind it if batches have another size, too.
+/// As text: `TOKENS:seq_len=N`, followed by `,batch_size=B` if batches have another size, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenPhase {
-    /// The tokens of the epoch before it.
+    /// The tokens of the epoch before the phase.
     pub from: u64,
     /// The inputs of a row.
     pub seq_len: u32,
@@ -420,111 +427,14 @@ impl FromStr for TokenPhase {
     }
 }
 
-/// Finds the documents of rows. Walks from row to row over the lengths of documents; a row that was passed is found
-/// again from the last multiple of [`STEP`] before it.
-#[derive(Debug)]
-struct RowIndex {
-    /// Gives one row after the other, epoch after epoch.
-    sampler: Sampler,
-    layouts: Arc<Layouts>,
-    /// The documents of the row that it gave last.
-    ids: Vec<SampleId>,
-    /// The number of its next row.
-    next: u64,
-    /// The states in front of each [`STEP`]th row, as far as it came.
-    states: Vec<State>,
-}
-
-impl RowIndex {
-    /// The rows of a run with these options, over all its ranks.
-    fn new(over: Over, run: &LoaderOptions) -> Result<RowIndex> {
-        let layouts: Arc<Layouts> = Arc::default();
-        let of_rows = LoaderOptions {
-            order: run.order.started(run.world_size),
-            rows: vec![1],
-            layouts: Some(Arc::clone(&layouts)),
-            rank: 0,
-            world_size: 1,
-            node: None,
-            resume: None,
-            ..run.clone()
-        };
-        let sampler = Sampler::over(over, of_rows)?;
-        let states = vec![sampler.state()];
-        Ok(RowIndex { sampler, layouts, ids: Vec::new(), next: 0, states })
-    }
-
-    /// Lays out the rows with these numbers, in this order. Returns source and id of their documents; neighbours that
-    /// share a document have it once.
-    ///
-    /// # Errors
-    /// `NotFound`: the run has fewer rows. `Interrupted`: `watch` ended a long walk; the next one goes on there.
-    fn lay_out(
-        &mut self,
-        rows: &[u64],
-        layout: &mut Layout,
-        watch: &mut dyn Watch,
-    ) -> Result<Vec<(u32, SampleId)>> {
-        let mut sorted: Vec<(u64, u32)> = rows.iter().copied().zip(0..).collect();
-        sorted.sort_unstable();
-        let mut documents = Vec::new();
-        for same in sorted.chunk_by(|one, other| one.0 == other.0) {
-            let of_row = self.row(same[0].0, watch)?;
-            let sources = self.sampler.sources();
-            let source = |at: usize| sources.get(at).copied().unwrap_or(0);
-            let mut own = (0..).zip(&self.ids).map(|(at, &id)| (source(at), id)).peekable();
-            let is_shared = own.peek().is_some_and(|first| documents.last() == Some(first));
-            let before = (documents.len() - usize::from(is_shared)) as u32;
-            documents.extend(own.skip(is_shared.into()));
-            for &(_, row) in same {
-                let placed = |of: &Segment| Segment { row, document: before + of.document, ..*of };
-                layout.segments.extend(of_row.segments.iter().map(placed));
-            }
-            self.layouts.recycle(of_row);
-        }
-        layout.segments.sort_by_key(|segment| segment.row);
-        layout.num_rows = rows.len() as u32;
-        Ok(documents)
-    }
-
-    /// The layout of row `number`, whose documents are then in `ids`.
-    fn row(&mut self, number: u64, watch: &mut dyn Watch) -> Result<Layout> {
-        let known = usize::try_from(number / STEP).unwrap_or(usize::MAX).min(self.states.len() - 1);
-        let start = known as u64 * STEP;
-        if !(start..=number).contains(&self.next) {
-            self.sampler.go_to(self.states[known].clone())?;
-            self.next = start;
-        }
-        loop {
-            let found = self.sampler.next(&mut self.ids)?;
-            let Some(layout) = found.and_then(|_| self.layouts.take()) else {
-                let text = format!("there is no row {number}: the epochs have {} rows", self.next);
-                return Err(Error::new(ErrorKind::NotFound, text)
-                    .hint("read more epochs, or ask for fewer rows"));
-            };
-            self.next += 1;
-            if self.next == self.states.len() as u64 * STEP {
-                self.states.push(self.sampler.state());
-                if !watch.goes_on() {
-                    return Err(interrupted());
-                }
-            }
-            if self.next > number {
-                return Ok(layout);
-            }
-            self.layouts.recycle(layout);
-        }
-    }
-}
-
 impl Mixture {
-    /// As [`Mixture::new`], but weights and starts of phases are in the unit `count`. Tokens are those of documents,
-    /// without separators; `repeat`, `choose` and `epoch_size` stay numbers of samples. The mixture's definition counts
-    /// samples: lengths are read here, in a few nanoseconds each, and not again.
+    /// A mixture like that of [`Mixture::new`] whose weights and starts of phases are in the unit `count`. Tokens are
+    /// those of documents, without separators; `repeat`, `choose` and `epoch_size` count samples in any case. The
+    /// result counts samples: lengths are read here, in a few nanoseconds each, and not again.
     ///
     /// # Errors
-    /// As [`Mixture::new`]. `NotFound` and `InvalidArgument`: a data set has no such field or column, or no tokens, or
-    /// a document's bytes are no whole number of them. The message names the data set.
+    /// Errors of [`Mixture::new`]. `NotFound` and `InvalidArgument`: a data set has no such field or column, or no
+    /// tokens, or a document's bytes are no whole number of them. The message names the data set.
     pub fn counting(
         count: &Count,
         parts: Vec<(Dataset, Part)>,
@@ -548,7 +458,7 @@ impl Mixture {
     }
 }
 
-/// The tokens of all documents together, without separators.
+/// The sum of the units of `count` over all samples: samples, or tokens without separators.
 fn tokens_of(dataset: &Dataset, count: &Count) -> Result<u64> {
     let directory = dataset.directory();
     let mut options = TokenOptions::new(1, 1); // of rows that take any document
@@ -564,157 +474,10 @@ fn tokens_of(dataset: &Dataset, count: &Count) -> Result<u64> {
     Ok(TokenLengths::new(directory, &budget, TooLong::Raise)?.measure()?.tokens)
 }
 
-/// Rows that were requested together, every byte of their documents verified. Its memory is reused by the next one.
-#[derive(Debug, Default)]
-pub struct TokenBatch {
-    samples: Batch,
-    layout: Layout,
-    of: Option<(TokenOptions, Arc<[Source]>)>,
-}
-
-/// A data set that documents come from.
-#[derive(Debug)]
-struct Source {
-    fields: Fields,
-    /// Its name in a mixture.
-    name: Option<String>,
-    /// The column of lengths, if they are not told by bytes.
-    lengths: Option<TokenLengths>,
-}
-
-impl TokenBatch {
-    /// An empty batch, to be filled by [`TokenLoader::next`](TokenLoader::next).
-    pub fn new() -> TokenBatch {
-        TokenBatch::default()
-    }
-
-    /// The documents, in the order in which rows take them; a document that was read for several rows is there once.
-    pub fn samples(&self) -> &Batch {
-        &self.samples
-    }
-
-    /// The tokens of documents that lie in each row.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// The number of rows.
-    pub fn num_rows(&self) -> usize {
-        self.layout.num_rows as usize
-    }
-
-    /// The number of documents.
-    pub fn documents(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// The most inputs of one segment or padding: the largest difference in cu_seqlens.
-    pub fn max_seqlen(&self) -> u32 {
-        self.layout.max_seqlen(self.layout.seq_len)
-    }
-
-    /// The columns that its arrays have, if `columns` are those of rows at the epoch's start. Rows of another phase
-    /// have another length. Where each document is a row, all ranks' rows are only as wide as the widest of them
-    /// needs.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the columns are of rows of another length, or context-parallel ranks cannot share these rows
-    /// equally.
-    pub fn columns(&self, columns: &Columns) -> Result<Columns> {
-        let (options, _) = self.of()?;
-        if columns.seq_len() != options.seq_len {
-            let text = format!(
-                "columns of rows of {} tokens are asked for, and the loader's have {}",
-                columns.seq_len(),
-                options.seq_len
-            );
-            return Err(Error::invalid(text, "make them with the loader's seq_len"));
-        }
-        match options.pack {
-            Pack::None => columns.of_narrow_rows(self.layout.seq_len),
-            Pack::Concat | Pack::BestFit => columns.of_rows(self.layout.seq_len),
-        }
-    }
-
-    /// Writes the rows into `arrays`, of which it takes the first [`TokenBatch::columns`] of each row, one row behind
-    /// the other. Allocates nothing but cu_seqlens.
-    ///
-    /// # Errors As [`TokenBatch::columns`] and [`dlfs_tokens::fill`]. `Corrupt`: a document has another number of
-    /// tokens than its length says.
-    pub fn fill(&self, columns: &Columns, arrays: &mut Arrays<'_>) -> Result<()> {
-        let (options, sources) = self.of()?;
-        let columns = self.columns(columns)?;
-        let document = |nth| self.document(sources, nth);
-        fill(&self.layout, &columns, &options.rules(), document, arrays)
-    }
-
-    fn of(&self) -> Result<&(TokenOptions, Arc<[Source]>)> {
-        let unread = || Error::invalid("no batch was read yet", "call TokenLoader::next first");
-        self.of.as_ref().ok_or_else(unread)
-    }
-
-    /// Empties the batch for the next one of a loader, and returns where it goes.
-    fn begin(
-        &mut self,
-        options: &TokenOptions,
-        sources: &Arc<[Source]>,
-    ) -> (&mut Batch, &mut Layout) {
-        if self.of.as_ref().is_none_or(|(_, known)| !Arc::ptr_eq(known, sources)) {
-            self.of = Some((options.clone(), Arc::clone(sources)));
-        }
-        self.layout.num_rows = 0;
-        self.layout.segments.clear();
-        (&mut self.samples, &mut self.layout)
-    }
-
-    fn document<'a>(&'a self, sources: &'a [Source], nth: usize) -> Result<Document<'a>> {
-        let source = self.samples.sources().map_or(0, |all| all[nth] as usize);
-        let Source { fields, name, lengths } = &sources[source];
-        let id = self.samples.id(nth);
-        let error = |text: String| {
-            let error = Error::new(ErrorKind::Corrupt, text).sample(id);
-            name.iter().fold(error, |error, name| error.target(name.clone()))
-        };
-        let bytes_of = |field: usize| {
-            let bytes = self.samples.field(nth, field)?;
-            bytes.ok_or_else(|| {
-                let directory = self.samples.directory_of(nth);
-                let name = directory.map_or_else(String::new, |it| shown(it, field));
-                error(format!("the document does not have field {name}"))
-            })
-        };
-        let tokens = bytes_of(fields.tokens)?;
-        let width = fields.token_type.len_bytes();
-        let has = tokens.len() / width;
-        let says = match lengths {
-            Some(lengths) => lengths.of(id)? as usize,
-            None => {
-                let record = self.samples.bytes(nth).len();
-                (record - fields.table_bytes) / fields.token_bytes as usize
-            }
-        };
-        if has != says || has * width != tokens.len() {
-            let bytes = tokens.len();
-            let text = format!(
-                "the document has {bytes} bytes of tokens, {width} each, and its length says {says} tokens"
-            );
-            let hint =
-                "its fields have different numbers of elements, or the column of lengths is wrong";
-            return Err(error(text).hint(hint));
-        }
-        let loss = fields.loss.map(bytes_of).transpose()?;
-        let source = name.as_deref();
-        Ok(Document { tokens, token_type: fields.token_type, loss, id, source })
-    }
-}
-
 /// The default number of positions that are packed together.
 const DEFAULT_WINDOW: u32 = 16_384;
 
 const NAME_LENGTHS: &str = "name a column of ints with the tokens of each document: lengths";
-
-/// Rows between two states: few enough to be passed in less time than a read takes.
-const STEP: u64 = 1024;
 
 #[cfg(test)]
 mod tests {

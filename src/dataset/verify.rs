@@ -1,4 +1,4 @@
-//! Reads a whole image, and reports all damage.
+//! Verification of a whole image: reads all of it, and reports all damage.
 
 use std::time::{Duration, Instant};
 
@@ -72,9 +72,9 @@ impl Damage {
 
 impl Image {
     /// Reads and checks both superblock copies, every chunk header and every sample. The snapshot was checked
-    /// when the image was opened.
+    /// when the image was opened. A plain folder and shards have neither superblocks nor headers.
     ///
-    /// Calls `progress` with the length of each checked chunk.
+    /// Calls `progress` with the length of each checked chunk in bytes.
     ///
     /// # Errors
     /// `Stale`: the image has a newer generation now. `TimedOut`, `Disconnected`: the image could not be
@@ -126,6 +126,7 @@ impl Image {
         Ok(report)
     }
 
+    /// The reads of a whole chunk.
     fn plan_chunk(&self, chunk: u32, geometry: &[Geometry]) -> Fetch {
         let mut fetch = Fetch::default();
         let samples = self.directory.samples_in_chunk(chunk);
@@ -159,6 +160,7 @@ impl Image {
         Ok(())
     }
 
+    /// Checks the header of a chunk that was read, and adds the failures of its samples to the report.
     fn check_chunk(&self, fetched: Fetched, report: &mut VerifyReport) {
         let number = fetched.token as u32;
         let chunk = self.directory.chunk(number);
@@ -219,6 +221,7 @@ fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Resul
     }
 }
 
+/// Returns whether an entry of a chunk's header agrees with the directory.
 fn agrees(entry: &SampleEntry<'_>, directory: &Directory) -> bool {
     if directory.id_at(entry.slot) != Some(entry.id) {
         return false; // checked for deleted samples, too: a purge relies on it

@@ -1,6 +1,6 @@
-//! The report of a loader's run, from the record of its batches and of the waits for them.
+//! The report of a loader's run, from a record of its batches and of the waits for them.
 //!
-//! The record is always on: each batch costs one clock reading and a few additions.
+//! Each loader keeps the record: a batch costs one clock reading and a few additions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Loader {
         }
     }
 
-    /// Use of the rank's store, if the loader reads from one in this process.
+    /// Use of the rank's store; `None` unless the loader reads from one that this process owns.
     fn store_use(&self) -> Option<StoreUse> {
         let stats = self.store.as_ref()?.own_stats()?;
         Some(StoreUse {
@@ -71,6 +71,7 @@ fn names(datasets: &[Dataset]) -> String {
     if addresses.is_empty() { "a closed data set".to_owned() } else { addresses.join(",") }
 }
 
+/// Use of the tiers of a data set.
 fn tiers(dataset: &Dataset) -> Vec<TierUse> {
     let Some(stats) = dataset.tier_stats() else { return Vec::new() };
     let tier = |tier: TierStats| TierUse {
@@ -94,6 +95,7 @@ fn reads(stats: &LoaderStats) -> Reads {
     }
 }
 
+/// Facts about run and machine, from which the report derives advice.
 fn facts(options: &LoaderOptions, datasets: &[Dataset], window_bytes: usize) -> Facts {
     let bytes_of = |dataset: &Dataset| -> u64 {
         let directory = dataset.directory();
@@ -165,13 +167,14 @@ fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(Str
     settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The timeline of the loader, and its trace if it has one.
+/// The record of a run: its timeline, and its trace if it has one.
 pub(super) struct Record {
+    /// The origin of all times in the record.
     began: Instant,
     pub(super) timeline: Timeline,
     trace: Option<Arc<Trace>>,
     pub(super) window_bytes: usize,
-    /// The totals when the last batch was delivered.
+    /// Totals when the last batch was delivered: samples, their bytes, and stalls.
     samples: u64,
     bytes: u64,
     stalls: Stalls,

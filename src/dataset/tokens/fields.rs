@@ -1,5 +1,5 @@
-//! The fields of samples that have tokens and their loss bytes, and the tokenizers that made them, as the types of
-//! the fields name them.
+//! The fields of samples that rows of tokens are made of: tokens, and loss bytes. They are found by name or by type;
+//! the type may also name the tokenizer that made the tokens.
 
 use super::{NAME_LENGTHS, TokenOptions};
 use crate::directory::Directory;
@@ -13,21 +13,22 @@ use crate::tokens::TokenType;
 /// The fields of a data set's samples that rows are made of.
 #[derive(Debug, Clone)]
 pub(super) struct Fields {
-    /// The index of the field of tokens, and their type.
+    /// The index of the field of tokens.
     pub(super) tokens: usize,
+    /// The type of a token there.
     pub(super) token_type: TokenType,
-    /// The tokenizer that their type names.
+    /// The tokenizer that the type of the field names.
     pub(super) tokenizer: Option<Tokenizer>,
     /// The index of the field with a byte for each token.
     pub(super) loss: Option<usize>,
-    /// Bytes of a token in all fields together; 0 if a column has the lengths of documents.
+    /// Bytes that each token takes in all fields together; 0 if a column has the lengths of documents.
     pub(super) token_bytes: u32,
     /// Bytes of a record before its fields.
     pub(super) table_bytes: usize,
 }
 
 impl Fields {
-    /// The fields that `options` name, or the only ones that can be meant.
+    /// The fields that `options` name; without a name, the only field that can have tokens.
     ///
     /// # Errors
     /// `NotFound`: there is no such field. `InvalidArgument`: it does not hold tokens, it is unclear which one is
@@ -118,7 +119,7 @@ fn only(directory: &Directory, loss: Option<usize>) -> Result<(usize, TokenType)
     ))
 }
 
-/// The type of a field's tokens; `given` is that of a field without a type.
+/// The type of the tokens of a field; `given` is the type that the user gives a field without one.
 fn token_type(directory: &Directory, field: usize, given: Option<FieldType>) -> Result<TokenType> {
     let name = shown(directory, field);
     let own = directory.field_types().of(field);
@@ -141,6 +142,7 @@ fn token_type(directory: &Directory, field: usize, given: Option<FieldType>) -> 
     }
 }
 
+/// The index of the field called `name`, which must have a byte for each token.
 fn loss_field(directory: &Directory, name: &str) -> Result<usize> {
     let field = index(directory, name).ok_or_else(|| no_field(directory, name))?;
     match directory.field_types().of(field) {
@@ -180,8 +182,9 @@ fn no_field(directory: &Directory, text: &str) -> Error {
     error.hint("name one of them, with a type if it has none: field=\"NAME:u16\"")
 }
 
-/// Checks that the tokenizer of `options` made the tokens of all sources, or that one did, and that the vocabulary is
-/// not smaller.
+/// Checks that one tokenizer made the tokens of all sources: that of `options`, if they name one. Checks also that
+/// the vocabulary of `options` is not smaller than the tokenizer's. Sources that name no tokenizer pass if `options`
+/// name none.
 ///
 /// # Errors
 /// `InvalidArgument`: it is another one; the message has both hashes. Errors of reading the tokenizer's file.
