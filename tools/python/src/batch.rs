@@ -16,7 +16,8 @@ use crate::device::{Arrived, OnDevice};
 use crate::dlpack::{self, DeviceId, Request, Spec};
 use crate::error::{OrRaise as _, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Lent, Memory, Source, Views};
-use crate::held::{Beside, Fields, Held};
+use crate::fields::Fields;
+use crate::held::{Beside, Held};
 use crate::numpy;
 use crate::sample::Sample;
 
@@ -37,7 +38,7 @@ use crate::sample::Sample;
 #[pyclass(frozen, extends = Memory, sequence, module = "dlfs", name = "Batch")]
 pub(crate) struct Batch {
     pub(crate) held: Arc<Held>,
-    /// Its arrays on a device.
+    /// The arrays of the batch on a device; `None`: the loader has no device.
     arrived: Option<Arc<Arrived>>,
 }
 
@@ -60,13 +61,16 @@ impl Batch {
         Bound::new(py, PyClassInitializer::from(memory).add_subclass(Batch { held, arrived }))
     }
 
+    /// Length of each sample in bytes.
     fn lens(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let lens = (0..self.held.len()).map(|index| self.held.len_bytes(index));
         lens.collect::<dlfs::Result<_>>().or_raise(py)
     }
 
+    /// Checks that each sample is one buffer.
+    ///
     /// # Errors
-    /// Samples have several fields, and none was chosen: the batch is no buffer.
+    /// `NoArray`: samples have several fields, and none was chosen.
     fn check_buffers(&self, py: Python<'_>) -> PyResult<()> {
         if self.held.fields.are_several() {
             Err(raise_no_array(py, self.held.fields.unnamed().report()))
@@ -75,7 +79,7 @@ impl Batch {
         }
     }
 
-    /// The field that is the sample, if it has a type.
+    /// The field that is shown in place of the sample, and its type; `None`: it has no type, or samples show several.
     fn typed_one(&self) -> Option<(usize, &FieldType)> {
         let field = self.held.fields.sole()?;
         Some((field, self.held.fields.kind(field)?))
@@ -90,6 +94,7 @@ impl Batch {
         self.show(&self.views(py)?, index)
     }
 
+    /// What Python sees of the sample at `index`: a view, an array, a [`Sample`], or None if it could not be read.
     fn show<'py>(&self, views: &Views<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         if self.held.lacks(index) {
             return Ok(views.none());
@@ -428,7 +433,8 @@ impl Batch {
 }
 
 impl Batch {
-    /// The samples as one buffer, and its shape: that of `array` if lengths are equal, else of `data`.
+    /// Samples that show one buffer, and the shape of that buffer: that of `array` if lengths are equal, else of
+    /// `data`.
     fn whole(&self, py: Python<'_>) -> PyResult<(Arc<Held>, Spec)> {
         let lens = self.lens(py)?;
         let equal = lens.iter().all(|len| *len == lens[0]);
@@ -445,6 +451,7 @@ impl Batch {
         Ok((Arc::clone(&self.held), Spec::compact(Element::U8, shape, 0)))
     }
 
+    /// The batch as a dlfs.torch.TensorBatch.
     fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let module = slf.py().import("dlfs.torch")?;
         module.getattr("TensorBatch")?.call_method1("of", (slf,))
@@ -461,7 +468,7 @@ pub(crate) fn parts<'py>(
     PyTuple::new(py, [PyBytes::new(py, &records.concat()), beside(py, held, picked)?])
 }
 
-/// The pickled form without the records.
+/// The pickled form of some samples, except their records: [`Beside`] as JSON.
 fn beside<'py>(
     py: Python<'py>,
     held: &Held,
@@ -492,7 +499,7 @@ fn beside<'py>(
     Ok(PyBytes::new(py, &serde_json::to_vec(&beside).expect("numbers and texts become JSON")))
 }
 
-/// The batch that [`parts`] copied, or one over records that another object lends.
+/// Makes the batch from its pickled form: `records`, which the object lends, and [`Beside`] as JSON.
 ///
 /// # Errors
 /// `InvalidArgument`: the arguments do not fit together.

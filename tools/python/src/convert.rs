@@ -13,7 +13,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyString, PyTuple};
 use serde::Serialize;
 
 use crate::error::raise_index;
-use crate::loader::json;
+use crate::state::json;
 
 /// Returns whether `given` is a name, a str or bytes, and not an id or a sequence of names.
 pub(crate) fn is_name(given: &Bound<'_, PyAny>) -> bool {
@@ -39,8 +39,7 @@ pub(crate) fn tuple<'py>(py: Python<'py>, names: &[Vec<u8>]) -> PyResult<Bound<'
     PyTuple::new(py, names)
 }
 
-/// The position that `given` means among the `len` samples of `whole`; a negative one counts from
-/// the end.
+/// The position that the index `given` means in `whole`, which has `len` samples; a negative index counts from the end.
 ///
 /// # Errors
 /// `IndexOutOfRange`: there is none. `TypeError`: it is not an integer.
@@ -66,8 +65,8 @@ pub(crate) fn id(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     id.ok_or_else(|| absent(given, "ids go from 0 to 2^40"))
 }
 
-/// The exception that also ends loops over a sequence. `str` detects a pending Ctrl-C, which takes
-/// precedence.
+/// The exception for an index or id without a sample; it also ends loops over a sequence. If `str` detects a pending
+/// Ctrl-C, its exception takes precedence.
 fn absent(given: &Bound<'_, PyAny>, why: &str) -> PyErr {
     match given.str() {
         Ok(given) => raise_index(given.py(), format!("there is no sample {given}: {why}")),
@@ -84,7 +83,7 @@ fn integer(given: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     }
 }
 
-/// `counters`, a struct, as a dict.
+/// A struct of counters as a dict.
 pub(crate) fn dict<'py>(
     py: Python<'py>,
     counters: &impl Serialize,

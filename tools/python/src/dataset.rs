@@ -26,12 +26,13 @@ use crate::error::{
     self, OrRaise as _, detached, raise, raise_invalid, raise_lookup, try_detached,
 };
 use crate::ffi::{Memory, Output, Source};
-use crate::held::{Choice, Fields, Held};
-use crate::loader::json;
+use crate::fields::{Choice, Fields};
+use crate::held::Held;
 use crate::options::{about, open_options, seconds, without};
 use crate::peers::{Join, keywords};
-use crate::sample::{self, SampleFile};
-use crate::{numpy, report};
+use crate::sample_file::{self, SampleFile};
+use crate::state::json;
+use crate::{metrics, numpy};
 
 /// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
@@ -46,13 +47,16 @@ use crate::{numpy, report};
 /// samples were deleted.
 #[pyclass(frozen, module = "dlfs", name = "Dataset", sequence, weakref)]
 pub(crate) struct Dataset {
+    /// `None` once closed.
     dataset: RwLock<Option<dataset::Dataset>>,
+    /// The fields that samples show.
     fields: Arc<Fields>,
+    /// The address and the options of dlfs.open, for pickles.
     address: Py<PyAny>,
     options: Py<PyDict>,
-    /// How to connect, also to peers.
+    /// Options of connections, also of those to peers.
     pub(crate) connect: ConnectOptions,
-    /// The peers that this process has joined, if it has. Locked while a thread joins.
+    /// The peers that this process has joined; `None`: it has joined none. Locked while a thread joins.
     joining: Mutex<Option<(Join, Meeting)>>,
 }
 
@@ -181,7 +185,7 @@ impl Dataset {
         fields: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let fields = self.fields_shown(fields)?;
-        sample::read_ranges(&self.dataset(ranges.py())?, &fields, ranges, on_error)
+        sample_file::read_ranges(&self.dataset(ranges.py())?, &fields, ranges, on_error)
     }
 
     /// Opens a sample, an id or a name, to read parts of it: a SampleFile. fields: the name of the
@@ -197,7 +201,7 @@ impl Dataset {
         as_file: bool,
     ) -> PyResult<SampleFile> {
         let fields = self.fields_shown(fields)?;
-        sample::open_sample(&self.dataset(sample.py())?, &fields, sample, as_file)
+        sample_file::open_sample(&self.dataset(sample.py())?, &fields, sample, as_file)
     }
 
     /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of
@@ -491,7 +495,7 @@ impl Dataset {
         if let Some(peers) = dataset.peer_stats() {
             peers.measure(&mut snapshot);
         }
-        report::to_dict(py, &snapshot)
+        metrics::to_dict(py, &snapshot)
     }
 
     /// Counters of reads by index, id or name: commands, bytes, repeated, corrupt, verified, and latency as in
@@ -629,7 +633,7 @@ fn share_snapshot(py: Python<'_>, dataset: &dataset::Dataset) -> Option<(u32, u3
 }
 
 impl Dataset {
-    /// The view `dataset` of this one. Its pickles hold the view.
+    /// A Python object for `dataset`, a view of this data set. Its pickles contain the view.
     fn viewed(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<Dataset> {
         let options = self.options.bind(py).copy()?;
         let bytes = detached(py, |_| {
@@ -661,13 +665,13 @@ impl Dataset {
         Batch::new(py, read.batch, Arc::clone(&self.fields), Vec::new())
     }
 
-    /// The fields that samples show: those that the option `fields` chooses, or else those that `dlfs.open` chose.
+    /// The fields that samples show: those that the option `fields` chooses; without it, those that `dlfs.open` chose.
     pub(crate) fn fields_shown(&self, option: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Fields>> {
         Ok(self.fields.chosen(option)?.map_or_else(|| Arc::clone(&self.fields), Arc::new))
     }
 
-    /// Joins peers, unless that was done before. `run` returns the options of the loader that will read, if they are
-    /// known, for a rank and world size. Returns this process's rank and world size.
+    /// Joins peers, unless this data set has joined some before. Returns this process's rank and world size, which
+    /// `run` also gets: it returns the options of the loader that will read, if they are known.
     pub(crate) fn through_peers(
         &self,
         py: Python<'_>,
@@ -712,11 +716,10 @@ impl Dataset {
         left
     }
 
+    /// Replaces the open data set, as after joining peers.
     fn replace(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<()> {
         self.dataset(py)?; // it may have been closed meanwhile
-        let mut held = self.dataset.write();
-        let before = held.replace(dataset);
-        drop(held);
+        let before = self.dataset.write().replace(dataset);
         py.detach(|| drop(before));
         Ok(())
     }
@@ -724,7 +727,7 @@ impl Dataset {
     /// The open data set.
     ///
     /// # Errors
-    /// It was closed.
+    /// `InvalidArgument`: the data set was closed.
     pub(crate) fn dataset(&self, py: Python<'_>) -> PyResult<dataset::Dataset> {
         let dataset = self.dataset.read().clone();
         dataset.ok_or_else(|| {
@@ -733,7 +736,7 @@ impl Dataset {
     }
 }
 
-/// The id of the sample called `name`.
+/// Looks up the id of the sample called `name`. The outer error is an exception, the inner one of the library.
 pub(crate) fn looked_up(
     dataset: &dataset::Dataset,
     name: &Bound<'_, PyAny>,
@@ -803,7 +806,7 @@ impl Keys {
         // Arrays become lists of plain integers in one call.
         let given =
             if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
-        // Iterated only once: a generator yields its elements only once.
+        // Iterated once: a generator gives its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
         if keys.first().is_some_and(convert::is_name) {
             return Ok(Keys::Names(keys.iter().map(convert::to_bytes).collect::<PyResult<_>>()?));
@@ -813,7 +816,8 @@ impl Keys {
     }
 }
 
-/// Copies the samples into the caller's memory; returns the start of each.
+/// Copies the samples into the caller's memory, one behind the other; returns the start of each, and the end of the
+/// last.
 fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'py, PyAny>> {
     let samples = (0..held.len()).map(|index| Ok(held.shown(index)?.unwrap_or_default()));
     let samples = samples.collect::<dlfs::Result<Vec<&[u8]>>>().or_raise(py)?;
@@ -831,7 +835,8 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
     numpy::int64(py, std::iter::once(0).chain(ends))
 }
 
-/// Addresses: one, `ADDRESS[,ADDRESS...]`, or a list of them. An os.PathLike is one path, whatever its name.
+/// Parses addresses: text as `ADDRESS[,ADDRESS...]`, an os.PathLike, or a list of these. An os.PathLike is one path,
+/// also with a comma in it.
 pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let py = given.py();
     let one = |given: &Bound<'_, PyAny>| {
@@ -853,7 +858,7 @@ pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     Ok(all)
 }
 
-/// The typed column called `name`, and its place among them.
+/// The typed column called `name`, and its index.
 fn column_at<'d>(directory: &'d Directory, name: &str) -> dlfs::Result<(usize, &'d Column)> {
     let columns = directory.columns();
     let found = columns.iter().enumerate().find(|(_, column)| column.name() == name);

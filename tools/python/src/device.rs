@@ -1,6 +1,6 @@
-//! Batches on a device: the copy of each, and its arrays there, which consumers take through DLPack.
+//! Batches on a device: the copy of each batch, and the arrays there, which consumers take through DLPack.
 //!
-//! A copy begins on a stream of the loader's own; a consumer's stream waits for it, and neither thread does.
+//! The copy runs on a stream of the loader. The consumer's stream waits for the copy; no thread of the host waits.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -19,14 +19,17 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::batch::NO_LABEL;
 use crate::dlpack::{self, DeviceId, Request, Spec};
 use crate::error::{OrRaise as _, Signals, raise_invalid, raise_no_array};
-use crate::held::{Fields, Held};
+use crate::fields::Fields;
+use crate::held::Held;
 use crate::options::given_or;
 use crate::{convert, numpy};
 
-/// A device, and the ring of buffers there that a run has from its first batch on.
+/// A device, and a run's ring of buffers there.
 pub(crate) struct Device {
     pub(crate) driver: &'static Driver,
+    /// Number of the device, as the driver counts them.
     ordinal: u32,
+    /// Made for the first batch.
     ring: OnceLock<Ring>,
 }
 
@@ -39,11 +42,12 @@ impl Device {
         Ok(Some(Device { driver, ordinal, ring: OnceLock::new() }))
     }
 
-    /// The same device, with a ring of its own.
+    /// The same device with another ring, for another run.
     pub(crate) fn another(&self) -> Device {
         Device { ring: OnceLock::new(), ..*self }
     }
 
+    /// The ring, which the first call makes.
     fn ring(&self) -> dlfs::Result<&Ring> {
         if let Some(ring) = self.ring.get() {
             return Ok(ring);
@@ -86,7 +90,7 @@ impl Device {
     }
 }
 
-/// Parses the option `device`: `cuda:0` or `hip:0`, as `dlfs._device` writes it.
+/// Parses the option `device`: `cuda:N` or `hip:N`, as `dlfs._device` writes it. `None`: no device.
 pub(crate) fn parse(options: &Bound<'_, PyDict>) -> PyResult<Option<(Pin, u32)>> {
     let Some(name) = given_or(options, "device", None::<String>)? else { return Ok(None) };
     let parsed = name.split_once(':').and_then(|(kind, ordinal)| {
@@ -104,7 +108,8 @@ pub(crate) struct Arrived {
     arrays: Vec<(Part, Spec)>,
 }
 
-/// An array of a batch. Those of fields have the field's number.
+/// An array of a batch: its ids, labels, sources, a typed column, or the offsets or the data of the field with this
+/// number.
 #[derive(PartialEq)]
 enum Part {
     Ids,
@@ -115,16 +120,19 @@ enum Part {
     Data(usize),
 }
 
-/// The arrays of a batch on the way, in their order on the device.
+/// The arrays of a batch on the way to the device, in their order there.
 struct Sent {
     held: Arc<Held>,
     arrays: Vec<(Part, Spec)>,
+    /// The bytes of each array.
     bytes: Vec<SentBytes>,
 }
 
+/// The bytes of an array on the way.
 enum SentBytes {
+    /// Bytes that were made for the copy.
     Small(Vec<u8>),
-    /// This field of all samples, or the samples if `None`.
+    /// This field of all samples; `None`: the samples.
     Samples(Option<usize>),
 }
 
@@ -147,7 +155,7 @@ impl Sent {
                 SentBytes::Small(bytes) => parts.push(bytes),
                 SentBytes::Samples(field) => {
                     for index in 0..self.held.len() {
-                        // An error would have come with the length before.
+                        // The length of the bytes was asked for before, which would have returned any error.
                         let bytes = bytes_of(&self.held, index, *field).ok().flatten();
                         parts.push(bytes.unwrap_or_default());
                     }
@@ -216,12 +224,15 @@ impl Arrived {
     }
 }
 
-/// The rows of each sample's field: its elements, but for the dimensions that its type fixes.
+/// The rows of a field in all samples. A row is what the fixed dimensions of the type span: one element of bytes
+/// without a type, `[768]` of `f32[*,768]`.
 struct FieldRows {
     element: Element,
+    /// Rows of each sample.
     counts: Vec<i64>,
+    /// The shape of a row.
     row: Vec<i64>,
-    /// True if samples may have different numbers of rows: bytes without a type are such rows.
+    /// True if samples may have different numbers of rows, as they do of bytes without a type.
     is_free: bool,
 }
 
@@ -244,7 +255,7 @@ impl FieldRows {
         Ok(FieldRows { element, counts, row, is_free })
     }
 
-    /// The shape of all, as dlfs.torch.TensorBatch tells it.
+    /// The shape of the rows of all samples, as dlfs.torch.TensorBatch defines it.
     fn shape(&self) -> Vec<i64> {
         let first = self.counts.first();
         let mut shape = match first.filter(|first| self.counts.iter().all(|it| it == *first)) {
@@ -463,8 +474,8 @@ fn device_id(bytes: &DeviceBytes) -> DeviceId {
 /// The driver's handle of the stream that the consumer means.
 fn stream_of(py: Python<'_>, device: DeviceId, stream: Option<i64>) -> PyResult<u64> {
     match (device.0, stream) {
-        // A consumer that waits by itself says no stream; the default one waits for most others, so that the memory is
-        // not used again too early.
+        // A consumer that waits by itself names no stream. The default stream is taken, which waits for most others, so
+        // that the memory is not reused too early.
         (_, None | Some(-1)) | (DLPACK_CUDA, Some(1)) | (DLPACK_ROCM, Some(0)) => Ok(0),
         (DLPACK_CUDA, Some(2)) => Ok(2),
         (_, Some(handle)) if handle > 2 => Ok(handle as u64),
@@ -486,7 +497,7 @@ const DLPACK_ROCM: i32 = 10;
 /// which it still names while it asks for the next, and one ahead. Threads that share an iterator have one more each.
 const SLOTS: usize = 16;
 
-/// The interval at which a wait asks whether to go on.
+/// The interval at which a wait looks for signals.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Registers mapped memory with the driver that the process uses, so that devices copy from it by DMA, until

@@ -1,7 +1,8 @@
-//! Exports arrays through DLPack: the protocol's arguments, and capsules of both versions.
+//! Arrays for other libraries through DLPack: capsules of both versions of the protocol.
 //!
-//! A capsule owns what keeps the memory of its array in place, until the consumer calls the deleter, which it may do
-//! from any thread and without the interpreter. A capsule that nobody consumed does so itself.
+//! A capsule points to a structure that owns what keeps the array's memory in place. The consumer calls the structure's
+//! deleter, from any thread and without the interpreter. If no consumer has taken the structure, the destructor of the
+//! capsule calls it.
 #![allow(unsafe_code)] // gives structures to the interpreter and takes them back
 
 use std::ffi::{CStr, c_void};
@@ -24,8 +25,9 @@ pub(crate) const CPU: DeviceId = (1, 0);
 
 /// A consumer's arguments of `__dlpack__`, but for the stream.
 pub(crate) struct Request {
-    /// Asks for a capsule of DLPack 1, which can say that memory is read-only.
+    /// True if the consumer takes a capsule of DLPack 1, which can say that memory is read-only.
     is_versioned: bool,
+    /// True: the consumer wants a copy; false: it refuses one; `None`: as needed.
     copy: Option<bool>,
 }
 
@@ -48,23 +50,24 @@ impl Request {
     }
 }
 
-/// The elements of an array: their type, their numbers in each dimension, and their place in its memory.
+/// An array in some memory: the type of its elements, its shape, and its place.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub(crate) element: Element,
     pub(crate) shape: Vec<i64>,
-    /// Elements from one to the next in each dimension. `None`: they lie one behind the other.
+    /// In each dimension, the distance in elements from one to the next. `None`: elements are contiguous, in C order.
     pub(crate) strides: Option<Vec<i64>>,
-    /// The bytes before the first one.
+    /// Bytes of the memory before the first element.
     pub(crate) offset: usize,
 }
 
 impl Spec {
-    /// Elements one behind the other.
+    /// An array of contiguous elements, in C order.
     pub(crate) fn compact(element: Element, shape: Vec<i64>, offset: usize) -> Spec {
         Spec { element, shape, strides: None, offset }
     }
 
+    /// The strides, also of contiguous elements.
     fn strides(&self) -> Box<[i64]> {
         if let Some(strides) = &self.strides {
             return strides.as_slice().into();
@@ -124,6 +127,7 @@ pub(crate) fn of_device<'py>(
     capsule(py, start + spec.offset as u64, device, spec, 0, Box::new(owner), request)
 }
 
+/// Makes a capsule of an array at the address `data`, which `owner` keeps in place.
 fn capsule<'py>(
     py: Python<'py>,
     data: u64,
@@ -225,20 +229,21 @@ impl Form for Versioned {
     const NAME: &'static CStr = c"dltensor_versioned";
 }
 
-/// Memory to which a form points.
+/// The memory that the structure of a capsule points to.
 struct Kept {
     _shape: Box<[i64]>,
     _strides: Box<[i64]>,
     _owner: Box<dyn Send>,
 }
 
-/// A form and its memory. The form comes first: its address is that of the whole.
+/// A structure and its memory. The structure comes first, so that its address is that of the whole.
 #[repr(C)]
 struct Managed<F> {
     form: F,
     kept: Kept,
 }
 
+/// Makes a capsule around a structure.
 fn hand_out<F: Form>(py: Python<'_>, form: F, kept: Kept) -> PyResult<Bound<'_, PyAny>> {
     let managed = Box::into_raw(Box::new(Managed { form, kept }));
     // SAFETY: the pointer is not null, and the name is static. The result is a new reference, or null with an error

@@ -1,13 +1,13 @@
-//! Errors of the library as exceptions of `dlfs._errors`, one class per kind; signals, warnings and panics during
-//! calls.
+//! Exceptions that a call of the library raises: for its errors, for signals while it waits, and for panics; and the
+//! warnings that it passes to `logging` meanwhile.
 //!
-//! A call that waits without the interpreter checks for signals, so that Ctrl-C ends it. A thread of the library must
-//! never wait for the interpreter, which may be waiting for that thread. So it only stores a warning here, and Python
-//! threads pass it to `logging`: at the start of each call, at each tick of a waiting call, and when the interpreter
-//! exits.
-//!
-//! PyO3 raises panics as its `PanicException`, which `except Exception` does not catch. Its `__new__` is replaced here
-//! by one that makes a `dlfs.Internal`: so this holds for every function and method of the module, also for new ones.
+//! - An error becomes the class of `dlfs._errors` for its kind.
+//! - A call that waits detached from the interpreter checks for signals, so that Ctrl-C ends it.
+//! - A thread of the library must never wait for the interpreter, which may be waiting for that thread. So such a
+//!   thread only stores a warning here. Python threads pass it to `logging`: at the start of each call, at each tick
+//!   of a waiting call, and when the interpreter exits.
+//! - PyO3 raises panics as `PanicException`, which `except Exception` does not catch. Its `__new__` is replaced by one
+//!   that makes a `dlfs.Internal`, so that this holds for every function and method of the module.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -41,7 +41,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
 
 /// Errors of the library that become exceptions.
 pub(crate) trait OrRaise<T> {
-    /// As [`raise`], of an error.
+    /// The value, or the exception that [`raise`] makes of the error.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 
@@ -62,12 +62,12 @@ fn is_missing_file(error: &Error) -> bool {
             .any(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
-/// As [`raise`], for an index: the exception that Python's own sequences raise.
+/// The exception for an index that does not exist: an IndexError, as Python's own sequences raise.
 pub(crate) fn raise_index(py: Python<'_>, text: String) -> PyErr {
     make(py, "IndexOutOfRange", text, None)
 }
 
-/// As [`raise`], for an error of a lookup by name.
+/// The exception for an error of a lookup by name: a KeyError if there is no such name.
 pub(crate) fn raise_lookup(py: Python<'_>, error: &Error) -> PyErr {
     match error.kind() {
         ErrorKind::NotFound => make(py, "NameNotFound", error.report(), None),
@@ -80,12 +80,12 @@ pub(crate) fn raise_invalid(py: Python<'_>, text: String) -> PyErr {
     make(py, "InvalidArgument", text, None)
 }
 
-/// As [`raise_invalid`], for an attribute that a batch does not have.
+/// The exception for an array that a batch does not have: also an AttributeError.
 pub(crate) fn raise_no_array(py: Python<'_>, text: String) -> PyErr {
     make(py, "NoArray", text, None)
 }
 
-/// An exception of `class`, which has the name of a kind of errors; kinds without a class are of `Error`.
+/// An exception of the class of `dlfs._errors` called `class`; of `Error` if there is no such class.
 fn make(py: Python<'_>, class: &str, text: String, sample: Option<u64>) -> PyErr {
     let made = || -> PyResult<PyErr> {
         let classes = py.import("dlfs._errors")?;
@@ -115,8 +115,8 @@ pub(crate) fn raise_internal(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>().setattr("__new__", wrap_pyfunction!(instead, py)?)
 }
 
-/// The exception in place of a `PanicException` with this text. Before Python 3.12, this is called a second time, with
-/// that exception.
+/// `__new__` of `PanicException`: makes a `dlfs.Internal` with this text instead. Before Python 3.12, PyO3 calls it a
+/// second time with the exception that it made.
 #[pyfunction]
 fn instead<'py>(_class: &Bound<'py, PyAny>, text: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
     if text.is_instance_of::<PyBaseException>() {
@@ -173,13 +173,13 @@ impl Watch for Signals {
     }
 }
 
-/// Waits for the turn of this thread; a signal ends that, too. Call it detached from the interpreter.
+/// Locks `mutex`, behind which threads take turns; a signal also ends the wait. Call it detached from the interpreter.
 pub(crate) fn turn<'m, T>(
     mutex: &'m Mutex<T>,
     watch: &mut Signals,
 ) -> dlfs::Result<MutexGuard<'m, T>> {
     loop {
-        if let Some(turn) = mutex.try_lock_for(LOOK) {
+        if let Some(turn) = mutex.try_lock_for(TICK) {
             return Ok(turn);
         }
         if !watch.goes_on() {
@@ -189,8 +189,8 @@ pub(crate) fn turn<'m, T>(
     }
 }
 
-/// The interval at which a thread that waits for its turn asks whether to go on.
-const LOOK: Duration = Duration::from_millis(50);
+/// The interval at which a thread that waits for its turn looks for signals.
+const TICK: Duration = Duration::from_millis(50);
 
 /// Runs `work` detached from the interpreter, so that other threads run, and raises its error.
 pub(crate) fn detached<T: Send>(
@@ -200,7 +200,8 @@ pub(crate) fn detached<T: Send>(
     try_detached(py, work)?.or_raise(py)
 }
 
-/// As [`detached`], but returns the library's own error.
+/// Runs `work` like [`detached`], but returns the library's error. The outer error is the exception of a signal
+/// handler.
 pub(crate) fn try_detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
@@ -251,9 +252,11 @@ pub(crate) fn hand_over_warnings(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// A warning that a thread of the library has stored.
 struct Record {
     /// The process that stored it: a forked child does not repeat its parent's.
     pid: u32,
+    /// The level, as `logging` counts levels.
     level: u8,
     text: String,
 }
@@ -264,8 +267,8 @@ static RECORDS: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
 /// True if there are any records.
 static HAS_RECORDS: AtomicBool = AtomicBool::new(false);
 
-/// `None` if the lock stays locked: a fork may have left it so. Then warnings are lost, but the
-/// process does not hang.
+/// Runs `work` on the records. `None`: the lock stays locked, as a fork may have left it. Then warnings are lost, but
+/// the process does not hang.
 fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
     for _ in 0..LOCK_TRIES {
         match RECORDS.try_lock() {

@@ -1,8 +1,9 @@
-//! Exports bytes to Python through the buffer protocol.
+//! Memory between Rust and Python, through the buffer protocol.
 //!
-//! A [`Memory`] exports bytes of a [`Source`] that it keeps alive; a `memoryview`, a numpy array or
+//! To Python: a [`Memory`] exports bytes of a [`Source`] that it keeps alive; a `memoryview`, a numpy array or
 //! a tensor created from it keeps the `Memory` alive in turn. So bytes live while any view of them
-//! does.
+//! does. From Python: an [`Output`] is filled, [`Lent`] bytes are read, and an [`Unshared`] array is filled without the
+//! interpreter.
 #![allow(unsafe_code)] // passes raw pointers to the interpreter
 
 use std::ffi::c_int;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dlfs::directory::Directory;
-use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -35,6 +36,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
+    /// The bytes of `part`, which only batches have several of.
     fn bytes(&self, part: usize) -> dlfs::Result<&[u8]> {
         match self {
             Source::Batch(held) if part == WHOLE => held.whole(),
@@ -51,7 +53,7 @@ impl Source {
     }
 }
 
-/// The part that means everything.
+/// The part of a [`Source`] that means all of its bytes.
 pub(crate) const WHOLE: usize = usize::MAX;
 
 /// Read-only bytes, exported through the buffer protocol.
@@ -106,7 +108,7 @@ impl<'py> Views<'py> {
         self.exporter.py()
     }
 
-    /// None, for a missing part.
+    /// Python's None, in place of a view.
     pub(crate) fn none(&self) -> Bound<'py, PyAny> {
         self.exporter.py().None().into_bound(self.exporter.py())
     }
@@ -174,6 +176,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
+    /// Takes any object with a read-only, contiguous buffer of bytes.
+    ///
     /// # Errors
     /// `TypeError`: it is not a buffer of bytes. `InvalidArgument`: it is writable, or has gaps.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Lent> {
@@ -214,16 +218,15 @@ impl Unshared {
         Ok(Unshared { array: array.unbind(), buffer })
     }
 
-    /// The elements, which must be of the type that the array was made with.
-    pub(crate) fn elements<T: Element>(&mut self) -> &mut [T] {
-        let typed = self.buffer.as_typed::<T>().expect("the array was made with this type");
+    /// The bytes of the elements.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        let len = self.buffer.len_bytes();
         // SAFETY: `of` has checked that the elements are writable, contiguous, and reached by no other reference, and
-        // `self` keeps the array, so none appears while the slice borrows `self`. `as_typed` has checked type and
-        // alignment. The export holds the memory in place.
-        unsafe { std::slice::from_raw_parts_mut(typed.buf_ptr().cast(), typed.item_count()) }
+        // `self` keeps the array, so none appears while the slice borrows `self`. The export holds the memory in place.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.buf_ptr().cast(), len) }
     }
 
-    /// Ends the export.
+    /// The array; ends the export of its memory.
     pub(crate) fn into_array(self) -> Py<PyAny> {
         self.array
     }

@@ -1,8 +1,4 @@
-//! The samples that views of a batch keep alive, as they were read or unpickled.
-//!
-//! On media, a sample of several fields is a record: a table of lengths, followed by the fields.
-//! Python never sees the record: a sample is the field that was chosen, or else a mapping of names
-//! to fields, which is no buffer.
+//! The samples of a batch, as they were read or unpickled. Views of the batch keep them alive.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -10,260 +6,30 @@ use std::sync::{Arc, OnceLock};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::ColumnType;
 use dlfs::format::field_type::Element;
-use dlfs::format::fields::{find, table_len};
-use dlfs::format::{FieldType, FieldTypes};
+use dlfs::format::fields::find;
 use dlfs::{Error, ErrorKind, Result, reader};
-use pyo3::exceptions::PyTypeError;
-use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::NO_LABEL;
-use crate::convert;
-use crate::error::{OrRaise as _, raise_lookup};
 use crate::ffi::Lent;
+use crate::fields::{Choice, Fields};
 
-/// The names in the option `fields`.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum Choice {
-    /// One name: this field is the sample.
-    One(Vec<u8>),
-    /// A sequence of names: the sample is a mapping of them.
-    Several(Vec<Vec<u8>>),
-}
-
-impl Choice {
-    /// Parses the option `fields`; `None` if it is None.
-    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        if given.is_none() {
-            return Ok(None);
-        }
-        if convert::is_name(given) {
-            return Ok(Some(Choice::One(convert::to_bytes(given)?)));
-        }
-        let refused = || {
-            let text = "fields: the name of a field, as a str, or a tuple of names, not ";
-            given.repr().map(|given| PyTypeError::new_err(format!("{text}{given}")))
-        };
-        let Ok(items) = given.try_iter() else { return Err(refused()?) };
-        let mut several = Vec::new();
-        for name in items {
-            let name = name?;
-            if !convert::is_name(&name) {
-                return Err(refused()?);
-            }
-            several.push(convert::to_bytes(&name)?);
-        }
-        Ok(Some(Choice::Several(several)))
-    }
-}
-
-/// The fields of the samples of a data set, and those that are shown.
-#[derive(Clone)]
-pub(crate) struct Fields {
-    pub(crate) names: Arc<[Vec<u8>]>,
-    pub(crate) types: Arc<FieldTypes>,
-    shown: Shown,
-}
-
-#[derive(Clone)]
-enum Shown {
-    /// All; a sample that is not divided is one buffer.
-    All,
-    /// This field represents the sample.
-    One(usize),
-    /// A mapping of these.
-    Several(Vec<usize>),
-}
-
-impl Fields {
-    /// The fields of the samples of `directory`, of which all are shown.
-    pub(crate) fn of(directory: &Directory) -> Fields {
-        Fields::new(directory.fields(), directory.field_types().clone())
-    }
-
-    /// Fields called `names`, as in the directory, with these types, of which all are shown.
-    pub(crate) fn new(names: &[Vec<u8>], types: FieldTypes) -> Fields {
-        Fields { names: names.into(), types: types.into(), shown: Shown::All }
-    }
-
-    /// The same fields, of which only this one is shown.
-    pub(crate) fn only(&self, field: usize) -> Fields {
-        Fields { shown: Shown::One(field), ..self.clone() }
-    }
-
-    /// The same fields, of which only `choice` is shown.
-    ///
-    /// # Errors
-    /// `NotFound`: there is no such field. `InvalidArgument`: no field, or one of them twice.
-    pub(crate) fn choose(&self, choice: &Choice) -> Result<Fields> {
-        let shown = match choice {
-            Choice::One(name) => Shown::One(self.number_of(name)?),
-            Choice::Several(given) => {
-                let mut numbers = Vec::with_capacity(given.len());
-                for name in given {
-                    let number = self.number_of(name)?;
-                    if numbers.contains(&number) {
-                        return Err(self.refused(&format!("has {} twice", name.escape_ascii())));
-                    }
-                    numbers.push(number);
-                }
-                if numbers.is_empty() {
-                    return Err(self.refused("names no field"));
-                }
-                Shown::Several(numbers)
-            }
-        };
-        Ok(Fields { shown, ..self.clone() })
-    }
-
-    /// As [`Fields::choose`], of the option `fields`; `None` if it is None.
-    pub(crate) fn chosen(&self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Fields>> {
-        let Some(given) = given else { return Ok(None) };
-        let choice = Choice::of(given)?;
-        choice.map(|choice| self.choose(&choice)).transpose().or_raise(given.py())
-    }
-
-    /// The choice from which [`Fields::choose`] made these.
-    pub(crate) fn choice(&self) -> Option<Choice> {
-        match &self.shown {
-            Shown::All => None,
-            Shown::One(number) => Some(Choice::One(self.names[*number].clone())),
-            Shown::Several(numbers) => {
-                let names = numbers.iter().map(|number| self.names[*number].clone());
-                Some(Choice::Several(names.collect()))
-            }
-        }
-    }
-
-    /// The type of field number `field`; `None`: it is bytes.
-    pub(crate) fn kind(&self, field: usize) -> Option<&FieldType> {
-        self.types.of(field)
-    }
-
-    /// The field that represents the sample.
-    pub(crate) fn one(&self) -> Option<usize> {
-        match &self.shown {
-            Shown::One(number) => Some(*number),
-            _ => None,
-        }
-    }
-
-    /// The field that represents the sample: the one that was chosen, or the only one.
-    pub(crate) fn sole(&self) -> Option<usize> {
-        self.one().or_else(|| (self.names.len() == 1 && !self.are_several()).then_some(0))
-    }
-
-    /// Returns whether the field that represents the sample is a part of its record.
-    fn divides(&self) -> bool {
-        self.names.len() > 1 && self.one().is_some()
-    }
-
-    /// Returns whether a sample is a mapping of fields, and no buffer.
-    pub(crate) fn are_several(&self) -> bool {
-        match &self.shown {
-            Shown::All => self.names.len() > 1,
-            Shown::One(_) => false,
-            Shown::Several(_) => true,
-        }
-    }
-
-    /// The numbers of the fields that a sample maps.
-    pub(crate) fn mapped(&self) -> Vec<usize> {
-        match &self.shown {
-            Shown::All => (0..self.names.len()).collect(),
-            Shown::One(number) => vec![*number],
-            Shown::Several(numbers) => numbers.clone(),
-        }
-    }
-
-    /// The number of the field with this name, if a sample maps it.
-    pub(crate) fn mapped_as(&self, py: Python<'_>, name: &[u8]) -> PyResult<usize> {
-        let number = self.number_of(name).and_then(|number| match &self.shown {
-            Shown::Several(numbers) if !numbers.contains(&number) => {
-                let name = name.escape_ascii();
-                let list = self.list(numbers);
-                let text =
-                    format!("the field {name} was not chosen: samples are shown with {list}");
-                Err(Error::new(ErrorKind::NotFound, text))
-            }
-            _ => Ok(number),
-        });
-        number.map_err(|error| raise_lookup(py, &error))
-    }
-
-    /// The number of the field with this name or number.
-    pub(crate) fn numbered(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let py = given.py();
-        let number = if convert::is_name(given) {
-            let number = self.number_of(&convert::to_bytes(given)?);
-            return number.map_err(|error| raise_lookup(py, &error));
-        } else {
-            let number: usize = given.extract()?;
-            let is_one = number < self.names.len().max(1);
-            is_one.then_some(number).ok_or_else(|| self.absent(&number.to_string()))
-        };
-        number.or_raise(py)
-    }
-
-    fn number_of(&self, name: &[u8]) -> Result<usize> {
-        let number = self.names.iter().position(|known| known == name);
-        number.ok_or_else(|| self.absent(&name.escape_ascii().to_string()))
-    }
-
-    fn absent(&self, given: &str) -> Error {
-        let text = format!("samples have no field {given}: {}", self.listed());
-        Error::new(ErrorKind::NotFound, text)
-    }
-
-    fn refused(&self, what: &str) -> Error {
-        let text = format!("the option fields {what}; of samples: {}", self.listed());
-        Error::new(ErrorKind::InvalidArgument, text)
-    }
-
-    fn listed(&self) -> String {
-        match self.names.len() {
-            0 => "they are not divided into fields".to_owned(),
-            count => format!("they have {}", self.list(&(0..count).collect::<Vec<_>>())),
-        }
-    }
-
-    fn list(&self, numbers: &[usize]) -> String {
-        let names = numbers.iter().map(|number| self.names[*number].escape_ascii().to_string());
-        names.collect::<Vec<_>>().join(", ")
-    }
-
-    /// The error for using a sample of several fields as a single buffer.
-    pub(crate) fn unnamed(&self) -> Error {
-        let name = self.names[self.mapped()[0]].escape_ascii();
-        let list = self.list(&self.mapped());
-        let text = format!("samples have several fields, and none is named: they have {list}");
-        Error::new(ErrorKind::InvalidArgument, text).hint(format!(
-            "ds[0][\"{name}\"] or batch[\"{name}\"], or batch.select(\"{name}\") for arrays, or \
-             fields=\"{name}\" of dlfs.open or of a loader, which then stands for the sample"
-        ))
-    }
-
-    /// The total length of the fields of a sample whose record has `record_len` bytes.
-    pub(crate) fn len_of(&self, record_len: usize) -> usize {
-        record_len.saturating_sub(table_len(self.names.len()) as usize)
-    }
-}
-
-/// A batch that views keep alive, and its bytes in one buffer once that was requested.
+/// The samples of a batch, the fields that they show, and the samples that could not be read.
 pub(crate) struct Held {
     samples: Arc<Samples>,
     pub(crate) fields: Arc<Fields>,
+    /// All samples in one buffer, once that was requested: see [`Held::whole`].
     gathered: OnceLock<Box<[u8]>>,
     pub(crate) failures: Arc<Failures>,
 }
 
 enum Samples {
     Read(reader::Batch),
-    /// Those of a pickle, and their records.
+    /// Unpickled: the records one behind the other, and the other parts.
     Copied(Lent, Beside),
 }
 
-/// The parts of a pickled batch beside its records.
+/// The parts of a pickled batch, except the records.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Beside {
     /// The end of each record.
@@ -275,9 +41,11 @@ pub(crate) struct Beside {
     /// The source of each sample, if they are of a mixture.
     pub(crate) sources: Option<Vec<u32>>,
     pub(crate) columns: Vec<Values>,
-    /// Names and types of all fields, and those that are shown if some were chosen.
+    /// Names of all fields.
     pub(crate) names: Vec<Vec<u8>>,
+    /// Types of all fields, as text; `None`: bytes.
     pub(crate) types: Vec<Option<String>>,
+    /// The fields that are shown; `None`: all.
     pub(crate) choice: Option<Choice>,
     /// Samples that could not be read: positions, ascending, and why.
     pub(crate) failures: Vec<(usize, ErrorKind, String)>,
@@ -288,7 +56,8 @@ pub(crate) struct Beside {
 pub(crate) struct Values {
     pub(crate) name: String,
     pub(crate) kind: ColumnType,
-    /// Ints, bools, numbers of texts, or the bits of f64; [`NO_LABEL`] or NaN for none.
+    /// Of ints, bools and texts, the number, or [`NO_LABEL`] for none; of floats, the bits of an f64, or of NaN for
+    /// none.
     pub(crate) raw: Vec<i64>,
 }
 
@@ -322,7 +91,7 @@ impl Beside {
 /// Requested samples that could not be read: positions, ascending, and why.
 type Failures = Vec<(usize, Error)>;
 
-/// The directories of the samples of a batch; samples in a row with the same directory count once.
+/// The directories of the samples of a batch; neighbours with the same directory have it once.
 fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
     let mut last: Option<&Arc<Directory>> = None;
     (0..batch.len()).filter_map(move |index| {
@@ -334,10 +103,12 @@ fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
 }
 
 impl Held {
+    /// Samples that were read.
     pub(crate) fn read(batch: reader::Batch, fields: Arc<Fields>, failures: Failures) -> Held {
         Held::new(Samples::Read(batch), fields, failures)
     }
 
+    /// Samples that were unpickled.
     pub(crate) fn copied(
         records: Lent,
         beside: Beside,
@@ -372,6 +143,7 @@ impl Held {
         }
     }
 
+    /// Id of the sample at `index`; in a mixture, in its data set.
     pub(crate) fn id(&self, index: usize) -> i64 {
         match &*self.samples {
             Samples::Read(batch) => batch.id(index).0 as i64,
@@ -394,6 +166,7 @@ impl Held {
         }
     }
 
+    /// Label of the sample at `index`; `None`: it has none.
     pub(crate) fn label(&self, index: usize) -> Option<i64> {
         match &*self.samples {
             Samples::Read(batch) => batch.label(index),
@@ -452,7 +225,7 @@ impl Held {
             let text = format!("column {name:?} is {kind} in one data set and {other} in another");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        // Neighbours are mostly of one data set: its column is looked up once.
+        // Neighbours are mostly of one data set, so the column is looked up only when the data set changes.
         let mut last: Option<(&Arc<Directory>, Option<&Column>)> = None;
         let raw = picked.map(|index| {
             let directory = batch.directory_of(index);
@@ -523,9 +296,9 @@ impl Held {
 
     /// Length of the sample; the total of the fields that it shows if they are several.
     pub(crate) fn len_bytes(&self, index: usize) -> Result<usize> {
-        if let Shown::Several(numbers) = &self.fields.shown {
-            let lens =
-                numbers.iter().map(|field| Ok(self.field(index, *field)?.map_or(0, <[u8]>::len)));
+        if self.fields.are_chosen_several() {
+            let fields = self.fields.mapped().into_iter();
+            let lens = fields.map(|field| Ok(self.field(index, field)?.map_or(0, <[u8]>::len)));
             return lens.sum();
         }
         if self.fields.are_several() {

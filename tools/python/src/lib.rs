@@ -1,34 +1,51 @@
 //! The native half of the Python package `dlfs`: a thin layer over the library.
 //!
-//! `ffi.rs` exports bytes to Python through buffers and `dlpack.rs` through DLPack; they have the only `unsafe`.
-//! `device.rs` brings batches to a device. `batch.rs`, `sample.rs`, `dataset.rs`, `loader.rs` and `shards.rs` are the
-//! classes; `held.rs` is what views of a batch keep alive. `numpy.rs` makes arrays, `tokens.rs` fills them with rows
-//! of tokens, `writer.rs` and `import.rs` write and change images. `convert.rs` and `options.rs` parse arguments from
-//! Python, `peers.rs` those about the other ranks of a job. `error.rs` creates exceptions, checks for signals and
-//! passes warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
+//! Read `dataset.rs` first. The Python half of the package is in `python/dlfs`.
 //!
-//! It does not need the interpreter's lock (`gil_used = false`): each class is frozen, what changes is atomic or has a
-//! lock of its own. A lock that is taken while attached to the interpreter is held for no call of Python, where the
-//! thread may be stopped for others that wait for the lock; any other lock is waited for detached.
+//! | files | what |
+//! |---|---|
+//! | `dataset.rs`, `mixture.rs`, `sample_file.rs` | data sets, mixtures of them, parts of samples |
+//! | `loader.rs`, `sampler.rs`, `shards.rs`, `tokens.rs` | batches along an order, its ids, shards, rows of tokens |
+//! | `batch.rs`, `sample.rs`, `held.rs`, `fields.rs` | a batch, its samples, and their fields |
+//! | `ffi.rs`, `dlpack.rs`, `numpy.rs`, `device.rs` | bytes as buffers, through DLPack, as arrays, on a device |
+//! | `writer.rs`, `import.rs`, `edit.rs` | write and change images |
+//! | `peers.rs`, `store.rs` | the other ranks of a job |
+//! | `convert.rs`, `options.rs`, `weights.rs`, `state.rs` | arguments from Python, and states of runs |
+//! | `report.rs`, `metrics.rs`, `error.rs` | reports and metrics; exceptions, signals and warnings |
+//!
+//! Only `ffi.rs` and `dlpack.rs` have `unsafe` code.
+//!
+//! The module does not need the interpreter's lock (`gil_used = false`): each class is frozen, and state that changes
+//! is atomic or behind a lock. A lock that is taken while attached to the interpreter is not held during calls of
+//! Python: the interpreter may stop the thread there for other threads that wait for the lock. Any other lock is
+//! waited for while detached.
 
 mod batch;
 mod convert;
 mod dataset;
 mod device;
 mod dlpack;
+mod edit;
 mod error;
 mod ffi;
+mod fields;
 mod held;
 mod import;
 mod loader;
+mod metrics;
 mod mixture;
 mod numpy;
 mod options;
 mod peers;
 mod report;
 mod sample;
+mod sample_file;
+mod sampler;
 mod shards;
+mod state;
+mod store;
 mod tokens;
+mod weights;
 mod writer;
 
 use pyo3::prelude::*;
@@ -47,17 +64,25 @@ mod _dlfs {
     #[pymodule_export]
     use super::device::{DeviceArray, OnDevice, register, unregister};
     #[pymodule_export]
+    use super::edit::{delete, purge, save_views};
+    #[pymodule_export]
     use super::ffi::Memory;
     #[pymodule_export]
-    use super::import::{WritePlan, delete, import_files, purge, save_views};
+    use super::import::{WritePlan, import_files};
     #[pymodule_export]
-    use super::loader::{Epoch, Loader, Sampler};
+    use super::loader::{Epoch, Loader};
+    #[pymodule_export]
+    use super::metrics::{MetricsServer, metrics_text, metrics_values};
     #[pymodule_export]
     use super::mixture::Mixture;
     #[pymodule_export]
-    use super::report::{MetricsServer, Report, metrics_text, metrics_values};
+    use super::report::Report;
     #[pymodule_export]
-    use super::sample::{Sample, SampleFile};
+    use super::sample::Sample;
+    #[pymodule_export]
+    use super::sample_file::SampleFile;
+    #[pymodule_export]
+    use super::sampler::Sampler;
     #[pymodule_export]
     use super::shards::ShardLoader;
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! `Loader`: batches along an order, read by the library's threads; and `Sampler`: ids only.
+//! `Loader`: batches along an order, read ahead by the library's threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,27 +7,29 @@ use dlfs::directory::Directory;
 use dlfs::gpu::Slot;
 use dlfs::metrics::{Measured, Snapshot};
 use dlfs::options::Store;
-use dlfs::order::{OrderKind, SequentialBy, State};
+use dlfs::order::State;
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::units::SampleId;
 use dlfs::{dataset, reader};
 use parking_lot::Mutex;
-use pyo3::exceptions::PyOverflowError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::batch::Batch;
 use crate::convert;
 use crate::dataset::Dataset;
 use crate::device::{Arrived, Device};
 use crate::error::{self, OrRaise as _, Signals, detached, raise, raise_invalid};
-use crate::held::{Fields, Held};
-use crate::mixture::{Mixture, key_of};
+use crate::fields::Fields;
+use crate::held::Held;
+use crate::metrics;
+use crate::mixture::Mixture;
 use crate::options::{given_or, loader_options, names, of_peers, without};
-use crate::peers::{self, Join};
+use crate::peers::Join;
 use crate::report::{self, Report};
+use crate::state::{an_epoch, state_of_dict, state_to_dict};
+use crate::store;
 
 /// Batches along an order, read ahead by native threads without the interpreter.
 ///
@@ -40,8 +42,8 @@ use crate::report::{self, Report};
 /// The subclass dlfs.Loader documents the options in its constructor.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Loader", weakref)]
 pub(crate) struct Loader {
-    /// Locked only while attached to the interpreter, like `dataset`. A fork needs the interpreter, or stops attached
-    /// threads where they call it, so it does not happen meanwhile.
+    /// Locked only while attached to the interpreter, like `dataset`. So a fork never happens while the lock is held:
+    /// the forking thread needs the interpreter, or the interpreter stops attached threads first.
     runs: Mutex<Runs>,
     /// `None` once closed.
     dataset: Mutex<Option<Py<PyAny>>>,
@@ -58,21 +60,22 @@ struct Runs {
     /// The run of the newest iterator; the next iterator takes it over if that one has ended.
     newest: Arc<Run>,
     others: Vec<Arc<Run>>,
-    /// Counters of other runs that have ended.
+    /// Counters of runs that have ended, except the newest.
     past: LoaderStats,
 }
 
+/// One run of the library's loader, and its use by an iterator.
 struct Run {
     loader: dataset::Loader,
-    /// Set if a state was loaded and nothing was read since: neither set_epoch of the same epoch nor a new
-    /// iterator may then lose the position.
+    /// True if a state was loaded and nothing was read since: set_epoch of the same epoch, and a new iterator, then
+    /// keep the position.
     resumed: AtomicBool,
-    /// Set while an iterator uses the run and has not ended.
+    /// True while an iterator uses the run and has not ended.
     taken: AtomicBool,
     /// The device that batches are copied to.
     device: Option<Device>,
     /// The next batch, which may be on its way to the device already. Locked only while detached from the interpreter,
-    /// by the thread whose turn it is.
+    /// by the thread that holds [`Epoch::turn`].
     ahead: Mutex<Option<AheadBatch>>,
 }
 
@@ -80,7 +83,7 @@ struct Run {
 struct AheadBatch {
     held: Arc<Held>,
     taken: dataset::Taken,
-    /// `None`: it was not sent yet.
+    /// The batch on the device; `None`: it was not sent yet.
     arrived: Option<Arc<Arrived>>,
 }
 
@@ -91,9 +94,10 @@ impl Run {
         Arc::new(Run { loader, resumed, taken, device, ahead: Mutex::default() })
     }
 
+    /// Ends the run, and drops a batch that was read ahead.
     fn close(&self) {
         self.loader.close();
-        // A thread that takes a batch at the moment ends with an error, and drops it.
+        // A thread that holds the lock is taking a batch: it ends with an error, and drops the batch.
         if let Some(mut ahead) = self.ahead.try_lock() {
             ahead.take();
         }
@@ -237,7 +241,7 @@ impl Loader {
     #[pyo3(signature = (progress=None))]
     fn stage(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<()> {
         let run = self.newest();
-        peers::stage_store(py, &run.loader, progress)
+        store::stage_store(py, &run.loader, progress)
     }
 
     /// The state of the run after the batches delivered so far (by the newest iterator): a dict
@@ -325,7 +329,7 @@ impl Loader {
         if let Some(store) = self.newest().loader.store_stats() {
             store.measure(&mut snapshot);
         }
-        report::to_dict(py, &snapshot)
+        metrics::to_dict(py, &snapshot)
     }
 
     /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
@@ -405,7 +409,8 @@ impl Loader {
 }
 
 impl Loader {
-    /// The counters of all runs. Detached: a loader that is waited for holds its lock for up to 100 ms.
+    /// The counters of all runs. Reads them detached from the interpreter: a loader that another thread waits for holds
+    /// its lock for up to 100 ms.
     fn counted(&self, py: Python<'_>) -> LoaderStats {
         let runs = self.runs.lock();
         let past = runs.past;
@@ -414,7 +419,7 @@ impl Loader {
         py.detach(|| all.iter().map(|run| run.stats()).fold(past, dataset::sum_stats))
     }
 
-    /// Closes all runs, also one that another thread begins meanwhile: none begins from a closed one.
+    /// Closes all runs, also one that another thread begins meanwhile; no run begins from a closed one.
     fn close_runs(&self) {
         loop {
             let runs = self.runs.lock().all();
@@ -429,7 +434,7 @@ impl Loader {
         Arc::clone(&self.runs.lock().newest)
     }
 
-    /// The run for a new iterator: the current one, unless another iterator uses it.
+    /// The run for a new iterator: the newest, or another one from the same state if an iterator uses the newest.
     fn run_to_take(&self) -> dlfs::Result<Arc<Run>> {
         let mut runs = self.runs.lock();
         if runs.newest.taken.load(Ordering::Relaxed) {
@@ -444,8 +449,8 @@ impl Loader {
         Ok(Arc::clone(&runs.newest))
     }
 
-    /// Takes back the run of an iterator that has ended or was dropped. Returns it to be closed, unless it is the
-    /// newest: the next iterator takes that one over.
+    /// Takes back the run of an iterator that has ended or was dropped. Returns a run for the caller to close;
+    /// `None`: it is the newest, which the next iterator takes over.
     fn give_back(&self, run: &Arc<Run>) -> Option<Arc<Run>> {
         run.taken.store(false, Ordering::Relaxed);
         let mut runs = self.runs.lock();
@@ -457,6 +462,7 @@ impl Loader {
 }
 
 impl Runs {
+    /// The first run of a loader.
     fn of(loader: dataset::Loader, device: Option<Device>) -> Runs {
         let newest = Run::new(loader, false, device);
         Runs { newest, others: Vec::new(), past: LoaderStats::default() }
@@ -467,19 +473,22 @@ impl Runs {
     }
 }
 
-/// A batch, and its arrays on a device.
-type Given = (Arc<Held>, Option<Arc<Arrived>>);
+/// A batch, and its arrays on a device if the loader has one.
+type Delivered = (Arc<Held>, Option<Arc<Arrived>>);
 
 /// An iterator over one epoch of a loader, or over the rest of it.
 #[pyclass(frozen, module = "dlfs._dlfs")]
 pub(crate) struct Epoch {
     loader: Py<Loader>,
     run: Arc<Run>,
+    /// Number of the epoch.
     epoch: u64,
     /// Held while a thread checks for the end of the epoch and takes its batch: threads that share the iterator take
     /// turns.
     turn: Mutex<()>,
+    /// True once the epoch has no more batch for this iterator.
     ended: AtomicBool,
+    /// True once the run was given back to the loader.
     given_back: AtomicBool,
 }
 
@@ -515,8 +524,8 @@ impl Epoch {
 }
 
 impl Epoch {
-    /// The next batch of the epoch; `None`: it has ended.
-    fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<Given>> {
+    /// The next batch of the epoch; `None`: the epoch has ended.
+    fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<Delivered>> {
         let _turn = error::turn(&self.turn, watch)?;
         if self.has_ended()? {
             return Ok(None);
@@ -532,9 +541,9 @@ impl Epoch {
         Ok(batch.map(|batch| (self.held(batch), None)))
     }
 
-    /// As [`Epoch::take`], on a device. Until the batch is on its way there, the run's state is before it, so that
-    /// a failure loses none.
-    fn take_to(&self, device: &Device, watch: &mut Signals) -> dlfs::Result<Option<Given>> {
+    /// Takes the next batch to a device. The run's state stays before the batch until the batch is on its way there, so
+    /// that a failure loses no batch.
+    fn take_to(&self, device: &Device, watch: &mut Signals) -> dlfs::Result<Option<Delivered>> {
         let Run { loader, ahead, resumed, .. } = &*self.run;
         let mut ahead = ahead.lock();
         loop {
@@ -565,15 +574,15 @@ impl Epoch {
                 }
                 return Ok(Some((next.held, next.arrived)));
             }
-            // Another thread has moved the run meanwhile.
+            // Another thread has moved the run meanwhile: this batch is not the next one any more.
             if self.has_ended()? {
                 return Ok(None);
             }
         }
     }
 
-    /// The batch after the one that was just delivered, if it is ready, on its way if there is a buffer: the next step
-    /// then finds it on the device. Errors come again when it is its turn.
+    /// The batch after the one that was just delivered, if it is ready; already on its way to the device if a buffer is
+    /// free. Errors are dropped: they come again when the batch is asked for.
     fn look_ahead(&self, device: &Device) -> Option<AheadBatch> {
         let loader = &self.run.loader;
         if !loader.has_batches_left() {
@@ -581,7 +590,7 @@ impl Epoch {
         }
         let mut next = self.ahead_batch(loader.take_ready().ok()??);
         if let Some(slot) = device.free_slot() {
-            let _ = next.send(slot); // sent again when it is its turn
+            let _ = next.send(slot); // after an error, sent again when the batch is asked for
         }
         Some(next)
     }
@@ -606,8 +615,8 @@ impl Epoch {
         self.ended.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the run to the loader, once; the result is to be closed. Call it while attached: it locks
-    /// [`Loader::runs`].
+    /// Returns the run to the loader, once; a run that this returns must be closed. Call it while attached to the
+    /// interpreter: it locks [`Loader::runs`].
     fn give_back(&self) -> Option<Arc<Run>> {
         let is_first = !self.given_back.swap(true, Ordering::Relaxed);
         if is_first { self.loader.get().give_back(&self.run) } else { None }
@@ -615,6 +624,7 @@ impl Epoch {
 }
 
 impl AheadBatch {
+    /// Starts the copy to the device.
     fn send(&mut self, slot: Slot) -> dlfs::Result<()> {
         self.arrived = Some(Arc::new(Arrived::send(&self.held, slot)?));
         Ok(())
@@ -629,126 +639,22 @@ impl Drop for Epoch {
     }
 }
 
-/// The order of a Loader without the bytes: the indices of each batch.
-#[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]
-pub(crate) struct Sampler {
-    sampler: Mutex<dataset::Sampler>,
-    /// The directory of the data set; `None` over a mixture.
-    directory: Option<Arc<Directory>>,
-}
-
-#[pymethods]
-impl Sampler {
-    #[new]
-    #[pyo3(signature = (dataset, **options))]
-    fn new(dataset: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Sampler> {
-        let py = dataset.py();
-        let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        let (sampler, directory) = match dataset.cast::<Mixture>() {
-            Ok(mixture) => {
-                let parsed = loader_options(&options, None)?;
-                (mixture.get().mixture(py)?.sampler(parsed), None)
-            }
-            Err(_) => {
-                let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
-                let by_slot = options.contains("_by_slot")?; // of `dlfs.ray`
-                without(&options, ["_by_slot".to_owned()])?;
-                let directory = Arc::clone(dataset.directory());
-                let mut parsed = loader_options(&options, Some(&directory))?;
-                if by_slot {
-                    parsed.order.kind = OrderKind::Sequential { by: SequentialBy::Slot };
-                }
-                (dataset::Sampler::new(&dataset, parsed), Some(directory))
-            }
-        };
-        let sampler = Mutex::new(sampler.or_raise(py)?);
-        Ok(Sampler { sampler, directory })
-    }
-
-    /// Skips this many batches, but none of the next epoch; returns whether the epoch has ended.
-    fn skip(&self, py: Python<'_>, batches: u64) -> PyResult<bool> {
-        let mut held = self.sampler.lock();
-        let ended = (0..batches).find_map(|_| match held.next(&mut Vec::new()) {
-            Ok(Some(false)) => None,
-            ended => Some(ended),
-        });
-        drop(held); // before an error is made in Python
-        ended.transpose().map(|ended| ended.is_some()).or_raise(py)
-    }
-
-    /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
-    /// end.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<(Vec<u64>, bool)>> {
-        let mut sampler = self.sampler.lock();
-        let mut ids = Vec::new();
-        let next = sampler.next(&mut ids);
-        let keys = match &self.directory {
-            Some(directory) => ids.iter().map(|&id| directory.rank_of(id)).collect(),
-            None => sampler.sources().iter().copied().zip(ids).map(key_of).collect(),
-        };
-        drop(sampler); // before an error is made in Python
-        Ok(next.or_raise(py)?.map(|ends| (keys, ends)))
-    }
-
-    fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
-        let number = an_epoch(epoch)?;
-        let moved = self.sampler.lock().set_epoch(number);
-        moved.or_raise(epoch.py())
-    }
-
-    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        state_to_dict(py, &self.state())
-    }
-
-    fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
-        let parsed = state_of_dict(state)?;
-        let moved = self.sampler.lock().set_state(&parsed);
-        moved.or_raise(state.py())
-    }
-
-    #[getter]
-    fn epoch(&self) -> u64 {
-        self.state().epoch.0
-    }
-
-    #[getter]
-    fn batches_per_epoch(&self) -> u64 {
-        self.sampler.lock().batches_per_epoch()
-    }
-
-    #[getter]
-    fn batches_left(&self) -> u64 {
-        self.sampler.lock().batches_left()
-    }
-
-    /// True if there are any.
-    #[getter]
-    fn has_batches_left(&self) -> bool {
-        self.sampler.lock().has_batches_left()
-    }
-}
-
-impl Sampler {
-    fn state(&self) -> State {
-        self.sampler.lock().state()
-    }
-}
-
-/// Returns whether the run has left `epoch`, which it does if no batch of it is left for this rank.
+/// Returns whether the run has left `epoch`. If no batch of the epoch is left for this rank, moves the run to the next
+/// epoch.
 pub(crate) fn has_ended(loader: &dataset::Loader, epoch: u64) -> dlfs::Result<bool> {
     if loader.epoch() == epoch {
         if loader.has_batches_left() {
             return Ok(false);
         }
         if epoch < loader.options().epochs.end {
-            // This rank has no samples in the rest of the epoch, so no batch will end it.
+            // This rank has no samples in the rest of the epoch, so no batch will end the epoch.
             loader.set_epoch(epoch + 1)?;
         }
     }
     Ok(true)
 }
 
-/// The names of the options by which a rank joins others and keeps its share.
+/// The names of the options of peers and of the store.
 pub(crate) fn joining() -> Vec<String> {
     [of_peers(), names::<Store>()].concat()
 }
@@ -767,9 +673,9 @@ fn refuse_joining(options: &Bound<'_, PyDict>) -> PyResult<()> {
     Ok(())
 }
 
-/// Joins the peers that the options name, if they name some: the data set then reads through them. The options get
-/// the launcher's rank and world size, unless they have a world size above 1. `completed` adds to the run what is not
-/// among the options.
+/// Joins the peers that the options name, if any: the data set then reads through them. Sets rank and world size of the
+/// options to those of the job, unless they have a world size above 1. `completed` completes the options of the run,
+/// which all ranks compare.
 pub(crate) fn join_peers(
     dataset: &Bound<'_, Dataset>,
     options: &Bound<'_, PyDict>,
@@ -786,7 +692,7 @@ pub(crate) fn join_peers(
     place(options, at)
 }
 
-/// Gives the options a rank and a world size, unless they have a world size above 1.
+/// Sets rank and world size of the options, unless they have a world size above 1.
 fn place(options: &Bound<'_, PyDict>, (rank, world_size): (u32, u32)) -> PyResult<()> {
     if given_or(options, "world_size", 1_u32)? <= 1 {
         options.set_item("rank", rank)?;
@@ -795,13 +701,13 @@ fn place(options: &Bound<'_, PyDict>, (rank, world_size): (u32, u32)) -> PyResul
     Ok(())
 }
 
-/// The data set with the store of this rank that the options name, if they name one. If ranks meet, the options get
-/// the launcher's rank and world size, unless they have a world size above 1.
+/// Opens the store that the options name, if any; returns the data set with it. If the options name peers, sets rank
+/// and world size of the options to those of the job, unless they have a world size above 1.
 fn open_store(
     dataset: &Bound<'_, Dataset>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<Option<dataset::Dataset>> {
-    let Some(stored) = peers::store_options(options)? else { return Ok(None) };
+    let Some(stored) = store::store_options(options)? else { return Ok(None) };
     let py = dataset.py();
     let join = Join::of(options)?;
     if let Some(join) = &join {
@@ -811,41 +717,5 @@ fn open_store(
     let opened = dataset.get().dataset(py)?;
     let connect = &dataset.get().connect;
     let run = loader_options(options, Some(opened.directory()))?;
-    peers::open_store(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
-}
-
-/// Parses the number of an epoch.
-///
-/// # Errors
-/// `InvalidArgument`: there is no such epoch. `TypeError`: it is not an integer.
-pub(crate) fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
-    given.extract().map_err(|error: PyErr| {
-        if error.is_instance_of::<PyOverflowError>(given.py()) {
-            raise_invalid(given.py(), format!("there is no epoch {given}"))
-        } else {
-            error
-        }
-    })
-}
-
-pub(crate) fn state_to_dict<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyAny>> {
-    json(py)?.call_method1("loads", (state.to_json(),))
-}
-
-pub(crate) fn state_of_dict(state: &Bound<'_, PyAny>) -> PyResult<State> {
-    let text = state_text(state)?;
-    State::from_json(&text).map_err(|error| raise_invalid(state.py(), error.report()))
-}
-
-/// A state as text: a text of JSON, or what JSON can store.
-pub(crate) fn state_text(state: &Bound<'_, PyAny>) -> PyResult<String> {
-    match state.cast::<PyString>() {
-        Ok(text) => Ok(text.to_string()),
-        Err(_) => json(state.py())?.call_method1("dumps", (state,))?.extract(),
-    }
-}
-
-pub(crate) fn json(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
-    static JSON: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    Ok(JSON.get_or_try_init(py, || py.import("json").map(Bound::unbind))?.bind(py))
+    store::open_store(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }

@@ -14,7 +14,7 @@ use pyo3::types::PyTuple;
 use crate::batch::Batch;
 use crate::dataset::Dataset;
 use crate::error::{OrRaise as _, detached, raise_invalid};
-use crate::held::Fields;
+use crate::fields::Fields;
 
 /// Data sets, and the part of each. Parts and phases count samples. The subclass dlfs.Mixture documents the class.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Mixture")]
@@ -90,6 +90,7 @@ impl Mixture {
         self.counting(py, &Count::Samples)
     }
 
+    /// The library's mixture, whose parts and phases count in the unit `count`.
     fn counting(&self, py: Python<'_>, count: &Count) -> PyResult<dataset::Mixture> {
         let opened = self.datasets.iter().zip(&self.parts);
         let opened = opened.map(|(dataset, part)| Ok((dataset.get().dataset(py)?, *part)));
@@ -99,11 +100,12 @@ impl Mixture {
             .or_raise(py)
     }
 
+    /// The sequence of the mixture, without reading samples.
     fn sequence(&self, py: Python<'_>) -> PyResult<mixture::Mixture> {
         self.mixture(py)?.sequence().or_raise(py)
     }
 
-    /// The fields that samples of a loader with the option `fields` show: the same in all data sets.
+    /// The fields that samples show with the option `fields`. They must be the same in all data sets.
     pub(crate) fn fields_shown(
         &self,
         py: Python<'_>,
@@ -128,19 +130,20 @@ impl Mixture {
     }
 }
 
-/// A part, batching or phase, as the library writes it.
+/// Parses a part, a batching or a phase from its text.
 fn parsed<T: FromStr<Err = dlfs::Error>>(py: Python<'_>, text: &str) -> PyResult<T> {
     text.parse().or_raise(py)
 }
 
-/// The key of a sample of a source.
+/// The key of a sample of a source: one number for both.
 pub(crate) fn key_of((source, id): (u32, SampleId)) -> u64 {
     u64::from(source) << ID_BITS | id.0
 }
 
+/// The source and the id of a key.
 fn of_key(key: u64) -> (u32, SampleId) {
     ((key >> ID_BITS) as u32, SampleId(key & ((1 << ID_BITS) - 1)))
 }
 
-/// There are at most 2^40 samples in a data set.
+/// Bits of a key for the id: a data set has at most 2^40 samples.
 const ID_BITS: u32 = 40;

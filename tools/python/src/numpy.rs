@@ -1,5 +1,6 @@
-//! Creates numpy arrays through numpy's Python interface, as this package needs no C headers of it; those of fields
-//! with types lie over the memory that they were read into.
+//! Numpy arrays: new ones, and arrays over the memory that samples were read into, as fields with types are.
+//!
+//! They are made through numpy's Python interface, so that the package needs no C headers of numpy.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use pyo3::types::{PyBytes, PyDict, PySlice, PyString, PyTuple};
 use crate::convert;
 use crate::error::{OrRaise as _, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
-use crate::held::{Fields, Held};
+use crate::fields::Fields;
+use crate::held::Held;
 
 /// A new array int64[n].
 pub(crate) fn int64(
@@ -43,7 +45,7 @@ pub(crate) fn view<'py>(
     view_as(object, len, PyString::new(object.py(), dtype).as_any())
 }
 
-/// As [`view`], of any dtype.
+/// A read-only array like that of [`view`], with the dtype as an object.
 fn view_as<'py>(
     object: &Bound<'py, PyAny>,
     len: usize,
@@ -72,7 +74,7 @@ pub(crate) fn zeros<'py>(py: Python<'py>, len: usize, dtype: &str) -> PyResult<B
     numpy(py)?.call_method1("zeros", (len, dtype))
 }
 
-/// The first elements of an array of one dimension, in this shape: a view.
+/// A view of the first elements of an array of one dimension, in this shape.
 pub(crate) fn first_as<'py>(
     array: &Bound<'py, PyAny>,
     shape: (usize, usize, usize),
@@ -87,8 +89,8 @@ fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     Ok(module.bind(py))
 }
 
-/// One field of a sample: an array if the field has a type, else a view; None if the sample does not have it.
-/// `views` are those of the field.
+/// One field of a sample: an array if the field has a type, else a memoryview; None if the sample does not have the
+/// field. `views` makes the memoryviews of this field.
 pub(crate) fn shown<'py>(
     held: &Held,
     views: &Views<'py>,
@@ -121,7 +123,7 @@ pub(crate) fn stacked<'py>(
     })
 }
 
-/// The same samples, showing this field only, and the shape [B, ...] of all their fields.
+/// The same samples showing this field only, and the shape [B, ...] of the array of all.
 ///
 /// # Errors
 /// Those of [`stacked`].
@@ -168,7 +170,7 @@ pub(crate) fn described<'py>(py: Python<'py>, kind: &FieldType) -> PyResult<Boun
     class.call1((kind.element().numpy_name(), shape))
 }
 
-/// Name and dlfs.FieldType of the fields that have a type, of those that are mapped.
+/// The fields that a sample maps and that have a type: {name: dlfs.FieldType}.
 pub(crate) fn mapped_types<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bound<'py, PyDict>> {
     let all = PyDict::new(py);
     for field in fields.mapped() {
@@ -193,8 +195,8 @@ pub(crate) fn shape_of(
     Ok(array?.shape)
 }
 
-/// An array over `bytes`, which `view` exports, or over a copy if they are not aligned. A number if `shape` has no
-/// dimension.
+/// An array over `bytes`, which `view` exports; over a copy if they are not aligned for the element. A number if
+/// `shape` has no dimension.
 fn over<'py>(
     py: Python<'py>,
     element: Element,

@@ -1,17 +1,13 @@
-//! Options from Python's keywords: the library's structs, whose fields are taken by name; and weights of an order.
+//! Options from Python's keywords: the fields of the library's structs of options are taken by their names.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use dlfs::buf::SealedLocation;
 use dlfs::dataset::{Options, ViewSource};
 use dlfs::directory::Directory;
 use dlfs::options::{Connect, Kind, Load, Open, Order, Peers, Read, Seconds, Tiers, Tokens};
-use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::units::SampleId;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -23,6 +19,7 @@ use serde_json::{Map, Value};
 use crate::dataset::addresses;
 use crate::device;
 use crate::error::{OrRaise as _, raise_invalid};
+use crate::weights::weights;
 
 /// The options of `dlfs.open`, apart from the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -139,6 +136,7 @@ pub(crate) fn names<T: Serialize + Default>() -> Vec<String> {
     fields::<T>().into_iter().map(|(name, _)| name).collect()
 }
 
+/// The fields of a struct of options, with their defaults.
 fn fields<T: Serialize + Default>() -> Map<String, Value> {
     match serde_json::to_value(T::default()) {
         Ok(Value::Object(fields)) => fields,
@@ -146,6 +144,7 @@ fn fields<T: Serialize + Default>() -> Map<String, Value> {
     }
 }
 
+/// Refuses keywords of the function `whose` that are not `known`.
 fn check_names(given: &Bound<'_, PyDict>, whose: &str, known: &[String]) -> PyResult<()> {
     for key in given.keys() {
         let key: String = key.extract()?;
@@ -157,7 +156,7 @@ fn check_names(given: &Bound<'_, PyDict>, whose: &str, known: &[String]) -> PyRe
     Ok(())
 }
 
-/// Parses the given options that are fields of `T`; fields that are absent or None have their defaults.
+/// Parses those of the given options that are fields of `T`; fields that are absent or None get their defaults.
 pub(crate) fn take<T: Serialize + DeserializeOwned + Default>(
     given: &Bound<'_, PyDict>,
 ) -> PyResult<T> {
@@ -219,8 +218,8 @@ fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     Ok(Value::String(path.extract()?))
 }
 
-/// Adds the name of the option to an error from converting `value`: the interpreter's message has only the
-/// type.
+/// Adds the name of the option `key` to the error of converting its `value`: the interpreter's message names only
+/// types.
 pub(crate) fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<T> {
     read.map_err(|error| {
         let py = value.py();
@@ -245,87 +244,9 @@ where
     }
 }
 
-/// A time in seconds, called `key`.
+/// Parses a time in seconds, the option `key`.
 pub(crate) fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<std::time::Duration> {
     let seconds: f64 = value.extract()?;
     let time = Seconds::try_from(seconds);
     time.map(|time| time.0).map_err(|why| raise_invalid(value.py(), format!("{key}: {why}")))
-}
-
-/// The weights that the options give the samples of `directory`.
-///
-/// # Errors
-/// `InvalidArgument`: a mixture (no directory), no weights, or weights that cannot be drawn by.
-fn weights(
-    given: &Bound<'_, PyDict>,
-    draws: Draws,
-    directory: Option<&Directory>,
-) -> PyResult<Arc<Weights>> {
-    let py = given.py();
-    let Some(directory) = directory else {
-        let text =
-            "weights are of the samples of one data set, not of a mixture: weigh its data sets";
-        return Err(raise_invalid(py, text.into()));
-    };
-    let Some(weights) = given.get_item("weights")?.filter(|weights| !weights.is_none()) else {
-        let text = "order=\"weighted\" draws by weights: give weights, an array with one for each sample, \
-                    {label: weight}, or \"balanced\"";
-        return Err(raise_invalid(py, text.into()));
-    };
-    let made = match by_label(&weights, directory)? {
-        Some(weights) => {
-            let label_of = |rank| {
-                let id: SampleId = directory.id_of_live(rank);
-                directory.label(id)
-            };
-            let labels = (0..directory.num_live()).map(label_of);
-            Weights::of_labels(directory.num_live(), labels, &weights, draws)
-        }
-        None => {
-            let numbers = weights.cast::<PyBytes>()?.as_bytes().as_chunks::<8>().0;
-            let numbers: Vec<f64> =
-                numbers.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect();
-            Weights::of_samples(directory.num_live(), &numbers, draws)
-        }
-    };
-    made.map(Arc::new).or_raise(py)
-}
-
-/// The weights as weights of labels; `None` if they are the bytes of numbers, one for each sample.
-fn by_label(weights: &Bound<'_, PyAny>, directory: &Directory) -> PyResult<Option<LabelWeights>> {
-    let py = weights.py();
-    if let Ok(text) = weights.cast::<PyString>() {
-        return match text.to_cow()?.as_ref() {
-            "balanced" => Ok(Some(LabelWeights::Balanced)),
-            other => Err(raise_invalid(
-                py,
-                format!("weights is \"balanced\", {{label: weight}} or an array, not {other:?}"),
-            )),
-        };
-    }
-    let Ok(by_label) = weights.cast::<PyDict>() else {
-        return if weights.is_instance_of::<PyBytes>() {
-            Ok(None)
-        } else {
-            Err(PyTypeError::new_err("weights: not an array, a dict or a str"))
-        };
-    };
-    let mut each = BTreeMap::new();
-    for (label, weight) in by_label {
-        let label = match label.cast::<PyString>() {
-            Ok(name) => {
-                let name = name.to_cow()?;
-                let is_it = |class: &Vec<u8>| *class == name.as_bytes();
-                let at = directory.classes().iter().position(is_it).ok_or_else(|| {
-                    raise_invalid(py, format!("weights: the data set has no class {name:?}"))
-                })?;
-                at as i64
-            }
-            Err(_) => label.extract()?,
-        };
-        if each.insert(label, weight.extract()?).is_some() {
-            return Err(raise_invalid(py, format!("weights: label {label} has two weights")));
-        }
-    }
-    Ok(Some(LabelWeights::Each(each)))
 }

@@ -1,22 +1,19 @@
-//! The other ranks of a job: parses the options that name peers, and meets them, also through an object of Python;
-//! opens the store of a rank, and stages the rank's share.
+//! The other ranks of a job: the options that name them, and the meeting with them, also through an object of Python.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use dlfs::dataset::{Dataset, Loader, Watch};
-use dlfs::options::{Peers, Store};
+use dlfs::dataset::{Dataset, Watch};
+use dlfs::options::Peers;
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, Means, Meeting, Record};
-use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::store::{Staged, StoreOptions};
 use dlfs::{Error, ErrorKind};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::error::{self, OrRaise as _, Signals, detached, raise};
+use crate::error::{self, OrRaise as _, Signals, raise};
 use crate::options::{about, given_or, of_peers, take};
 
 /// The names of the options for joining peers.
@@ -168,48 +165,4 @@ impl Rendezvous for Object {
             Python::try_attach(|py| self.object.bind(py).call_method0("describe")?.extract());
         said.and_then(Result::ok).unwrap_or_else(|| "an object of Python".to_owned())
     }
-}
-
-/// Parses the keywords; `None` without `store`.
-pub(crate) fn store_options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions>> {
-    take::<Store>(given)?.options().or_raise(given.py())
-}
-
-/// Opens the store of the rank of `run`, and joins the other ranks.
-pub(crate) fn open_store(
-    py: Python<'_>,
-    dataset: &Dataset,
-    options: StoreOptions,
-    join: Option<&Join>,
-    (run, connect): (&LoaderOptions, &ConnectOptions),
-) -> PyResult<Dataset> {
-    let Some(join) = join else {
-        return detached(py, |watch| {
-            dataset.with_store(options, run, None, (connect, None), watch)
-        });
-    };
-    let meeting = join.meeting(py)?;
-    join.meet(py, |object, watch| {
-        dataset.with_store(options, run, Some(&meeting), (connect, object), watch)
-    })
-}
-
-/// Brings the share for the position of `loader`, and calls `progress(done, samples)` meanwhile.
-pub(crate) fn stage_store(
-    py: Python<'_>,
-    loader: &Loader,
-    progress: Option<Py<PyAny>>,
-) -> PyResult<()> {
-    let mut raised = None;
-    let staged = detached(py, |watch| {
-        loader.stage(watch, |Staged { done, samples, .. }| {
-            if let Some(progress) = progress.as_ref().filter(|_| raised.is_none()) {
-                // `None`: the interpreter is exiting, which `watch` notices, too.
-                let told = Python::try_attach(|py| progress.call1(py, (done, samples)).map(drop));
-                raised = told.and_then(Result::err);
-            }
-            raised.is_none()
-        })
-    });
-    raised.map_or(staged, Err)
 }

@@ -13,9 +13,10 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::batch::Batch;
 use crate::dataset::addresses;
 use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid, turn};
-use crate::held::{Fields, Held};
-use crate::loader::{json, state_text};
+use crate::fields::Fields;
+use crate::held::Held;
 use crate::options::{loader_options, open_options};
+use crate::state::{json, state_text};
 
 /// Batches of shards of samples that were not imported: tar, Parquet, MDS and the other kinds that an import takes.
 ///
@@ -140,7 +141,7 @@ impl ShardLoader {
 }
 
 impl ShardLoader {
-    /// Runs `work` detached from the interpreter.
+    /// Runs `work` on the loader, detached from the interpreter, once it is this thread's turn.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -154,7 +155,7 @@ impl ShardLoader {
     }
 }
 
-/// The addresses of an image to fill, which may begin with `file:`.
+/// Parses the addresses of an image to fill: also files that the ranks of a node share, as `file:PATH`.
 fn image_of(image: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let list = || image.extract::<Vec<String>>().map(|all| all.join(","));
     match image.extract::<String>().or_else(|_| list()) {
@@ -163,6 +164,7 @@ fn image_of(image: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     }
 }
 
+/// The fields of the samples in the shards.
 fn fields_of(loader: &dataset::ShardLoader) -> dlfs::Result<Fields> {
     let set = loader.shards();
     Ok(Fields::new(set.fields()?, set.field_types()?.clone()))

@@ -1,5 +1,5 @@
-//! `TokenLoader`: rows of tokens in numpy arrays, which are used again once the program has dropped them, or on a
-//! device.
+//! `TokenLoader`: rows of tokens, in numpy arrays or on a device. Arrays are filled again once the program has dropped
+//! them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,19 +13,19 @@ use dlfs::prefetch::LoaderStats;
 use dlfs::process::Forked;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
 use parking_lot::Mutex;
-use pyo3::buffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::dataset::Dataset;
 use crate::device::{Device, DeviceArray};
 use crate::dlpack::Spec;
 use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid};
 use crate::ffi::{Unshared, is_shared};
-use crate::loader::{an_epoch, has_ended, join_peers, joining, state_of_dict, state_to_dict};
+use crate::loader::{has_ended, join_peers, joining};
 use crate::mixture::Mixture;
 use crate::options::{given_or, loader_options, take, without};
+use crate::state::{an_epoch, state_of_dict, state_to_dict};
 use crate::{convert, numpy};
 
 /// Rows of tokens along an order. The subclass dlfs.tokens.Loader documents the class.
@@ -33,7 +33,7 @@ use crate::{convert, numpy};
 pub(crate) struct TokenLoader {
     loader: dataset::TokenLoader,
     wanted: Wanted,
-    /// The elements of each array: enough for every batch.
+    /// Elements of each array: enough for every batch.
     most_elements: usize,
     /// Locked only while detached from the interpreter, for as long as a thread takes a batch.
     turn: Forked<Mutex<Turn>>,
@@ -45,31 +45,37 @@ pub(crate) struct TokenLoader {
     device: Option<(Device, OnceLock<Pool>)>,
 }
 
-/// The newest iteration, of which older ones are refused.
+/// The newest iteration over the loader. Older ones are refused.
 struct Turn {
+    /// The number of the iteration, from 1.
     iteration: u64,
+    /// The epoch that it reads.
     epoch: u64,
+    /// True once that epoch has no more batch.
     ended: bool,
+    /// The batch that was read last; its memory is reused.
     batch: TokenBatch,
 }
 
-/// The arrays of a batch: tokens, segment ids, position ids, loss mask, sample ids.
+/// One thing for each array of a batch: tokens, segment ids, position ids, loss mask, sample ids. `None`: the program
+/// does not want the array.
 type Slot<T> = [Option<T>; 5];
 
-/// Rows, chunks, and columns of a chunk.
+/// The shape of an array: rows, chunks, columns of a chunk.
 type Shape = (usize, usize, usize);
 
 /// The arrays that the program wants.
 struct Wanted {
-    /// The type of each one's elements.
+    /// The type of the elements of each array.
     elements: Slot<Element>,
     /// The columns of rows at the epoch's start.
     columns: Columns,
+    /// True if cu_seqlens are wanted.
     cu_seqlens: bool,
 }
 
-/// The parts of a batch in Python: its arrays [rows, chunks, columns of a chunk], cu_seqlens and their largest
-/// difference, and its epoch.
+/// A batch for Python: its arrays [rows, chunks, columns of a chunk], cu_seqlens with their largest difference, its
+/// epoch.
 type Taken = (Slot<Py<PyAny>>, Option<(Py<PyAny>, u32)>, u64);
 
 #[pymethods]
@@ -157,7 +163,7 @@ impl TokenLoader {
                 return Ok(None);
             }
             let Turn { batch, epoch, .. } = &*turn;
-            let mut arrays = self.wanted.arrays(&mut slot, &mut cu_seqlens);
+            let mut arrays = self.wanted.arrays(memory(&mut slot), &mut cu_seqlens);
             batch.fill(&self.wanted.columns, &mut arrays)?;
             let shape = self.wanted.shape(batch)?;
             Ok(Some((shape, batch.max_seqlen(), *epoch)))
@@ -182,7 +188,9 @@ impl TokenLoader {
         })?;
         let mut slot = self.arrays_in(py, Slot::default(), shape.0 * shape.1 * shape.2)?;
         detached(py, |_| {
-            batch.fill(&self.wanted.columns, &mut self.wanted.arrays(&mut slot, &mut Vec::new()))
+            let mut starts = Vec::new();
+            let mut arrays = self.wanted.arrays(memory(&mut slot), &mut starts);
+            batch.fill(&self.wanted.columns, &mut arrays)
         })?;
         shaped(py, slot.map(|array| array.map(Unshared::into_array)), shape)
     }
@@ -263,8 +271,8 @@ impl TokenLoader {
 }
 
 impl TokenLoader {
-    /// The turn of this process. In a forked child iterations go on, unless a thread of the parent took a batch just
-    /// then, which holds the lock for ever: they have to begin anew.
+    /// The newest iteration of this process. A forked child continues the parent's, unless a thread of the parent
+    /// held the lock at the fork: then the child has no iteration yet.
     fn turn(&self) -> &Mutex<Turn> {
         self.turn.get_or_init(|| {
             let parents = self.turn.inherited().and_then(|turn| turn.try_lock());
@@ -293,7 +301,7 @@ impl TokenLoader {
         Ok(taken)
     }
 
-    /// As [`TokenLoader::_take`], with arrays on a device. If they do not get there, the run stays before the batch.
+    /// Takes the next batch to a device. If the copy cannot begin, the run goes back before the batch.
     fn take_to(
         &self,
         py: Python<'_>,
@@ -315,9 +323,8 @@ impl TokenLoader {
             let places = self.wanted.places(shape);
             let mut rows = places.memory(most, device, pool)?;
             let mut starts = Vec::new();
-            let mut arrays = places.split(&mut rows);
-            turn.batch
-                .fill(&self.wanted.columns, &mut self.wanted.arrays(&mut arrays, &mut starts))?;
+            let mut arrays = self.wanted.arrays(places.split(&mut rows), &mut starts);
+            turn.batch.fill(&self.wanted.columns, &mut arrays)?;
             max_seqlen = turn.batch.max_seqlen();
             let sent = slot.upload((rows, starts), |(rows, starts)| {
                 let mut parts = Parts::new();
@@ -328,7 +335,7 @@ impl TokenLoader {
                 parts
             });
             let sent = sent.inspect_err(|_| {
-                // The error of the upload matters; if the run cannot go back either, it is over.
+                // If the run cannot go back either, the iteration ends; the error of the upload is returned.
                 turn.ended = loader.set_state(&before).is_err();
             })?;
             Ok(Some((sent, places, turn.epoch)))
@@ -350,7 +357,7 @@ impl TokenLoader {
         Ok(Some((slot, starts, epoch)))
     }
 
-    /// Arrays that nobody else references: earlier ones, or new ones.
+    /// Arrays that nobody else references: those of an earlier batch, or new ones.
     fn free_slot(&self, py: Python<'_>) -> PyResult<Slot<Unshared>> {
         let is_free =
             |slot: &Slot<Py<PyAny>>| slot.iter().flatten().all(|array| !is_shared(array.bind(py)));
@@ -360,7 +367,7 @@ impl TokenLoader {
         self.arrays_in(py, found.unwrap_or_default(), self.most_elements)
     }
 
-    /// Arrays of `len` elements: those in `slot`, and new ones.
+    /// Arrays of `len` elements: those in `slot`, and new ones where it has none.
     fn arrays_in(
         &self,
         py: Python<'_>,
@@ -379,7 +386,7 @@ impl TokenLoader {
         Ok(free)
     }
 
-    /// Remembers the arrays of a batch, for a later one.
+    /// Remembers the arrays of a batch for later batches, at most [`RING`] batches.
     fn keep(&self, py: Python<'_>, slot: &Slot<Py<PyAny>>) {
         let mut ring = self.ring.lock();
         ring.push(std::array::from_fn(|at| slot[at].as_ref().map(|array| array.clone_ref(py))));
@@ -418,26 +425,22 @@ impl Wanted {
         Ok(Wanted { elements, columns, cu_seqlens })
     }
 
-    /// The elements of the arrays in `slot`, which have these types.
-    fn arrays<'a>(
-        &self,
-        slot: &'a mut Slot<impl Elements>,
-        starts: &'a mut Vec<i32>,
-    ) -> Arrays<'a> {
+    /// The arrays in the memory of `slot`, as elements of the types that the program wants.
+    fn arrays<'a>(&self, slot: Slot<&'a mut [u8]>, starts: &'a mut Vec<i32>) -> Arrays<'a> {
         let [tokens, segment_ids, position_ids, loss_mask, sample_ids] = slot;
-        let tokens = tokens.as_mut().expect("each batch has tokens");
+        let tokens = tokens.expect("each batch has tokens");
         Arrays {
             tokens: match self.elements[0] {
-                Some(Element::U16) => TokensMut::U16(tokens.elements()),
-                Some(Element::U32) => TokensMut::U32(tokens.elements()),
-                Some(Element::I32) => TokensMut::I32(tokens.elements()),
-                _ => TokensMut::I64(tokens.elements()),
+                Some(Element::U16) => TokensMut::U16(elements(tokens)),
+                Some(Element::U32) => TokensMut::U32(elements(tokens)),
+                Some(Element::I32) => TokensMut::I32(elements(tokens)),
+                _ => TokensMut::I64(elements(tokens)),
             },
-            segment_ids: segment_ids.as_mut().map(Elements::elements),
-            position_ids: position_ids.as_mut().map(Elements::elements),
-            loss_mask: loss_mask.as_mut().map(Elements::elements),
+            segment_ids: segment_ids.map(elements),
+            position_ids: position_ids.map(elements),
+            loss_mask,
             cu_seqlens: self.cu_seqlens.then_some(starts),
-            sample_ids: sample_ids.as_mut().map(Elements::elements),
+            sample_ids: sample_ids.map(elements),
         }
     }
 
@@ -464,7 +467,7 @@ impl Wanted {
     }
 }
 
-/// The first elements of each array, in this shape.
+/// Views of the first elements of each array, in this shape.
 fn shaped(py: Python<'_>, slot: Slot<Py<PyAny>>, shape: Shape) -> PyResult<Slot<Py<PyAny>>> {
     let mut shaped = Slot::default();
     for (to, array) in shaped.iter_mut().zip(slot) {
@@ -474,15 +477,15 @@ fn shaped(py: Python<'_>, slot: Slot<Py<PyAny>>, shape: Shape) -> PyResult<Slot<
     Ok(shaped)
 }
 
-/// The places of a batch's arrays in one buffer, and its length.
+/// The places of a batch's arrays in one buffer.
 struct Places {
     specs: Slot<Spec>,
+    /// Length of the buffer in bytes.
     len: usize,
 }
 
 impl Places {
-    /// A buffer, registered with the device's driver if that is possible. The longest has `most`
-    /// bytes.
+    /// A buffer for the arrays, registered with the device's driver if possible. `most`: bytes of the longest buffer.
     fn memory(&self, most: usize, device: &Device, pool: &OnceLock<Pool>) -> dlfs::Result<IoBuf> {
         let pool = match pool.get() {
             Some(pool) => pool,
@@ -498,7 +501,7 @@ impl Places {
         pool.take(self.len).map_or_else(|| pool.outside(self.len), Ok)
     }
 
-    /// The bytes of each array.
+    /// Divides a buffer into the bytes of each array.
     fn split<'a>(&self, buffer: &'a mut [u8]) -> Slot<&'a mut [u8]> {
         let mut rest = buffer;
         let mut slot = Slot::default();
@@ -514,36 +517,24 @@ impl Places {
     }
 }
 
-/// Memory of elements of one type.
-trait Elements {
-    /// The elements, which must be of the type that the memory was made for.
-    fn elements<T: Number>(&mut self) -> &mut [T];
+/// The memory of each array.
+fn memory(slot: &mut Slot<Unshared>) -> Slot<&mut [u8]> {
+    slot.each_mut().map(|array| array.as_mut().map(Unshared::bytes))
 }
 
-/// A type of elements, of an array of numpy or in plain memory.
-trait Number: buffer::Element + FromBytes + IntoBytes + KnownLayout + Immutable {}
-
-impl<T: buffer::Element + FromBytes + IntoBytes + KnownLayout + Immutable> Number for T {}
-
-impl Elements for Unshared {
-    fn elements<T: Number>(&mut self) -> &mut [T] {
-        Unshared::elements(self)
-    }
+/// The elements of an array, of the type that its memory was made for.
+fn elements<T: FromBytes + IntoBytes>(bytes: &mut [u8]) -> &mut [T] {
+    <[T]>::mut_from_bytes(bytes).expect("whole elements, at a multiple of their length")
 }
 
-impl Elements for &mut [u8] {
-    fn elements<T: Number>(&mut self) -> &mut [T] {
-        <[T]>::mut_from_bytes(self).expect("whole elements, at a multiple of their length")
-    }
-}
-
-/// The types of tokens in arrays.
+/// The types that tokens may have in arrays.
 const TOKENS: [Element; 4] = [Element::I64, Element::I32, Element::U32, Element::U16];
 
-/// The copies under way at a time for which there is memory; more are rare, and take memory outside the pool.
+/// Buffers in the pool: one for each copy to the device that is under way. More copies at a time are rare, and take
+/// memory outside the pool.
 const COPIES: usize = 4;
 
-/// The options of rows, and their number in a batch by the options of a loader.
+/// Parses the options of rows; the number of rows of a batch is among the options of the loader.
 fn token_options(rows: &Bound<'_, PyDict>, options: &Bound<'_, PyDict>) -> PyResult<TokenOptions> {
     let py = rows.py();
     let batch_size = given_or(options, "batch_size", 1)?;

@@ -1,4 +1,4 @@
-//! Writes an image sample by sample.
+//! `Writer`: writes an image, or a part of one, sample by sample; and the conversion of Python's values for that.
 
 use std::fmt;
 
@@ -35,9 +35,12 @@ pub(crate) struct Writer {
     fields: Vec<(Py<PyString>, Option<FieldType>)>,
     /// The keys of a sample that are columns.
     columns: Vec<(Py<PyString>, ColumnSpec)>,
+    /// The addresses of the image.
     image: Vec<Address>,
     connect: ConnectOptions,
+    /// What becomes of the image's earlier contents.
     onto: Onto,
+    /// The name that the image gets in a catalogue.
     catalog: Option<CatalogName>,
 }
 
@@ -232,15 +235,18 @@ impl Writer {
         Ok(Writer { writer, fields, columns, image, connect, onto, catalog })
     }
 
+    /// Takes the writer out; `None`: it is finished or discarded.
     fn taken(&self) -> Option<Output> {
         self.writer.lock().take()
     }
 
+    /// Calls `at` with the writer. Raises ValueError once it is finished or discarded.
     fn look<T>(&self, at: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
         let mut held = self.writer.lock();
         held.as_mut().map(|held| at(held.samples())).ok_or_else(ended)
     }
 
+    /// Converts a sample: takes the fields and columns that are keys of the mapping.
     fn parts<'py>(&self, sample: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
         let py = sample.py();
         let Ok(mapping) = sample.cast::<PyMapping>() else {
@@ -284,21 +290,22 @@ impl Writer {
         Ok(Parts { fields, values })
     }
 
+    /// The error for a sample with a key that is neither a field nor a column.
     fn unknown_key(&self, sample: &Bound<'_, PyMapping>) -> PyErr {
         let py = sample.py();
         let fields = self.fields.iter().map(|(name, _)| name);
-        let own = fields.chain(self.columns.iter().map(|(name, _)| name));
-        let own: Vec<String> = own.map(|name| name.to_string()).collect();
+        let known = fields.chain(self.columns.iter().map(|(name, _)| name));
+        let known: Vec<String> = known.map(|name| name.to_string()).collect();
         let keys = sample.keys().map(|keys| keys.into_any().try_iter());
         let foreign = keys.ok().and_then(Result::ok).and_then(|mut keys| {
             keys.find_map(|key| {
-                key.ok().map(|key| key.to_string()).filter(|key| !own.contains(key))
+                key.ok().map(|key| key.to_string()).filter(|key| !known.contains(key))
             })
         });
         let text = format!(
             "{:?} is neither a field nor a column of this writer, which has [{}]",
             foreign.unwrap_or_default(),
-            own.join(", ")
+            known.join(", ")
         );
         raise_invalid(py, text)
     }
@@ -361,6 +368,7 @@ impl<'py> Labelled<'py> {
     }
 }
 
+/// Parses the name of an image in a catalogue.
 pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> {
     match text.parse::<Address>() {
         Ok(Address::Named(name)) => Ok(name),
@@ -384,7 +392,7 @@ pub(crate) fn committed(
     added.map_err(|error| error.hint(format!("{done}: add the image with dlfs catalog add")))
 }
 
-/// Decides what becomes of the image's present contents.
+/// Parses what becomes of the image's present contents: append, overwrite, or neither.
 pub(crate) fn onto(how: &Bound<'_, PyDict>) -> PyResult<Onto> {
     match (given_or(how, "append", false)?, given_or(how, "overwrite", false)?) {
         (true, true) => {
@@ -470,6 +478,7 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
     Ok(array.call_method0("tobytes")?.cast_into::<PyBytes>()?)
 }
 
+/// Converts a value for a column of type `kind`; refuses one that the type would change.
 fn value_of<'a>(given: &'a Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Value<'a>> {
     Ok(match kind {
         ColumnType::Int => Value::Int(given.extract()?),
@@ -514,6 +523,7 @@ fn behind(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
     }
 }
 
+/// The error for a writer that is finished or discarded.
 fn ended() -> PyErr {
     PyValueError::new_err("this writer is finished, or what it wrote was discarded")
 }
