@@ -10,8 +10,8 @@
 Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
-  ShardLoader         the same of shards that were not imported, while their index is made
-  NodeLoader          the same for all ranks of a node, which share one window and the threads that read
+  ShardLoader         batches of shards that were not imported; the first epoch makes their index
+  NodeLoader          a Loader that all ranks of a node share: one window, and one process that reads
   Connect, Tiers ...  options of open and Loader, as dicts with types; their keys are keywords, too
   Mixture             several data sets as one sequence, in given proportions
   Batch               samples that were read together: views, numpy arrays, DLPack
@@ -258,7 +258,7 @@ def open(
 
 
 def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
-    """Tiers and no file, or no tiers and the file that describes them."""
+    """The option `tiers` as a list of tiers and the file that describes tiers: one of the two is empty."""
     if isinstance(tiers, str) and tiers.startswith(("ram:", "file:", "nvme-tcp:")):
         return [tiers], None
     if isinstance(tiers, (str, os.PathLike)):
@@ -358,7 +358,7 @@ class NodeLoader(Loader):
 
 
 def _launched() -> tuple[int | None, int | None]:
-    """Rank and world size as torchrun says them."""
+    """Rank and world size from the environment variables of torchrun; None for both if they are not set."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (None, None)
 
@@ -382,7 +382,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Numbers(bytes):
-    """Numbers as float64, which compare, pickle and print as options do."""
+    """Numbers as the bytes of float64, an option that compares and pickles by value and prints briefly."""
 
     def __repr__(self) -> str:
         return f"<{len(self) // 8} numbers>"
@@ -403,7 +403,7 @@ def _numbers(given: Any) -> Any:
 def _data_place(
     data_rank: int | None, data_world_size: int | None, store: str | None
 ) -> tuple[int, int]:
-    """Checks data_rank and data_world_size, and returns them."""
+    """Checks data_rank and data_world_size, of which at least one was given; returns them."""
     if data_rank is None or data_world_size is None:
         raise TypeError("data_rank and data_world_size are given together, or neither")
     if not 0 <= data_rank < data_world_size:
@@ -414,7 +414,7 @@ def _data_place(
 
 
 def _peerless(dataset: Dataset | Mixture) -> Dataset:
-    """A data set that can join peers."""
+    """The data set, which can join peers. Raises InvalidArgument for a mixture, which cannot."""
     if isinstance(dataset, Dataset):
         return dataset
     raise InvalidArgument(

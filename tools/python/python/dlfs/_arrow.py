@@ -1,4 +1,7 @@
-"""Rows of Arrow tables, as samples to be written. Imports neither pyarrow nor datasets unless it is given theirs."""
+"""Rows of Arrow tables, as samples to be written.
+
+The module imports pyarrow or datasets only when it gets an object of one of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from typing import Any, NamedTuple
 
 
 class Rows(NamedTuple):
-    """A source of rows. With a `length`, `take` gives rows by their numbers; without one, `tables` gives all rows."""
+    """A source of rows. With a `length`, `take` gives rows by their numbers; without one, `tables` gives all rows.
+
+    kinds    the type of each column as a field: see column_kind
+    classes  the names of the classes of columns of labels
+    """
 
     length: int | None
     kinds: dict[str, str | None]
@@ -177,6 +184,7 @@ def _slices(column: Any) -> Callable[[int], memoryview]:
 
 
 def _plain(value: Any, kind: Any) -> Any:
+    """A scalar of Arrow as an object of Python, a list of numbers as an array."""
     import numpy
 
     found = value.as_py()
@@ -189,7 +197,7 @@ def _plain(value: Any, kind: Any) -> Any:
 
 
 def text_of(value: Any) -> Any:
-    """The text whose bytes `value` views, as values of string columns do here; any other value as it is."""
+    """The text that the memoryview `value` encodes, as in string columns here; any other value as it is."""
     return bytes(value).decode() if isinstance(value, memoryview) else value
 
 

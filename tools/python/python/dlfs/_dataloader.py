@@ -1,9 +1,9 @@
-"""A DataLoader for torch that knows which batches the training loop has had, with any number of workers.
+"""A DataLoader for torch whose state counts the batches that the training loop has had, with any number of workers.
 
-N worker processes divide rounds of N batches of each rank among themselves, in the order of their numbers. So after k
-batches a loop has had k // N whole rounds, and the batches of the first k % N workers of the next round. A state within
-a round says how many samples of the round were had. A run that resumes from it, with any workers, ranks or batch size,
-first reads the rest of that round in the main process, and goes on with whole rounds.
+N worker processes read in rounds of N batches, one batch each, in the order of their numbers. So after k batches a loop
+has had k // N whole rounds, and the batches of the first k % N workers of the next round. A state within a round has
+the number of samples of the round that the loop has had. A run that resumes from it, with any workers, ranks or batch
+size, first reads the rest of that round in the main process, and then reads whole rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _pin: Callable[[Any], Any] = torch.utils.data._utils.pin_memory.pin_memory
 
 
 class Round(NamedTuple):
-    """The division of a round among workers and ranks, and the number of its samples that all ranks together had."""
+    """The division of a round among workers and ranks. `had`: samples of the round that all ranks together have had."""
 
     workers: int
     world_size: int
@@ -404,13 +404,14 @@ class _Progress:
 
     def __init__(self, data: IterableDataset, workers: int, begun: Place) -> None:
         self.data, self.workers, self.begun = data, workers, begun
-        # The state at which whole rounds begin. From there: batches handed out, and batches to the end of the epoch.
+        # The state at which whole rounds begin; from there on, batches handed out, and all batches of the epoch.
         self.counted = begun.state
         self.handed, self.left = 0, 0
-        # Batches by tokens: the order of the rank, after the first `follows` of the batches handed out.
+        # Batches by tokens: the order of the rank, moved behind the first `follows` of the batches handed out.
         self.followed: _Ids | None = None
         self.follows = 0
-        # The place, if it need not be counted: until the first batch of whole rounds, and after the epoch's last batch.
+        # The place where it is known without counting: until the first batch of whole rounds, and after the epoch's
+        # last batch.
         self.known: Place | None = begun
 
     def behind(self) -> Place:
@@ -435,7 +436,6 @@ class _Progress:
             return Place(state, None)
         sizes = [len(piece) for piece in data._pieces(state, part)]
         return Place(state, part._replace(had=sum(sizes[:had])))
-
 
     def _after_handed(self) -> dict[str, Any]:
         """The state after the batches by tokens that were handed out: with any number of workers, these are the rank's

@@ -1,4 +1,4 @@
-"""The option `device`: the name of an accelerator, from what frameworks call a device."""
+"""The option `device`: the library's name of an accelerator, made from the names and objects of frameworks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ._errors import InvalidArgument
 
 
 def named(device: Any) -> str | None:
-    """The device as "cuda:N" or "hip:N". None: it is the CPU.
+    """The device as "cuda:N" or "hip:N". None: the device is the CPU.
 
-    device           such a text, "cuda" for the current device, a number, a torch.device or a jax.Device; devices of
-                     ROCm may be called cuda, as torch calls them
+    device           "cuda:N" or "hip:N"; "cuda" for the current device; a number, a torch.device or a jax.Device.
+                     Devices of ROCm may be called cuda, as torch calls them
     """
     if hasattr(device, "platform"):  # a jax.Device
         kind = "hip" if "rocm" in getattr(device.client, "platform_version", "") else device.platform

@@ -1,8 +1,7 @@
-"""Progress of a loop over a map-style data set, while torch draws ahead of the loop.
+"""Progress of a loop over a map-style data set, while torch draws batches from the sampler ahead of the loop.
 
-torch asks the batch sampler for as many batches as its workers read ahead. Each draw appends a note of the sampler's
-state after the draw. Each batch that the loop takes uses up the oldest note, which is the note of this batch, since
-torch hands out batches in the order in which they were drawn.
+Each draw appends a note: the sampler's state after the draw. torch hands out batches in the order in which they were
+drawn, so the oldest note belongs to the batch that the loop takes next.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ._stateful import of_sampler
 
 
 class Draws(torch.utils.data.Sampler[list[int]]):
-    """A BatchSampler that notes its draws, and passes all other calls on."""
+    """A BatchSampler that notes its draws for a run; all other calls go to the sampler."""
 
     def __init__(self, sampler: BatchSampler) -> None:
         self.sampler = sampler
@@ -58,13 +57,13 @@ class Run:
         self.has_ended = False
 
     def hand_out(self) -> None:
-        """The loop gets the oldest batch that was drawn."""
+        """Notes that the loop takes the oldest batch that was drawn."""
         self.had, is_last = self.notes.popleft()
         if is_last:
             self.end()
 
     def end(self) -> None:
-        """The loop has had all of the epoch."""
+        """Notes that the loop has had the whole epoch."""
         self.had, self.has_ended = {**self.begun, "epoch": self.begun["epoch"] + 1, "consumed": 0}, True
 
 

@@ -1,4 +1,4 @@
-"""Imports data that exists already: files, arrays, tables, data sets of other libraries, and iterables."""
+"""Imports of existing data: files, arrays, tables, data sets of other libraries, and iterables."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class _Source(Protocol):
 
 
 class _Taken:
-    """Takes name, label, columns and fields out of each sample, and writes them."""
+    """Writes samples of a source: takes name, label, columns and fields out of each."""
 
     def __init__(
         self,
@@ -170,6 +170,8 @@ class _Taken:
         self.classes: list[str] | None = None
 
     def kinds(self, source: _Source) -> dict[str, str | None] | None:
+        """Names and types of the fields to write; None: samples are bytes. Checks that the source has the keys to take,
+        as far as it knows its keys."""
         own = source.kinds()
         self.has = ", ".join(own)
         classes: dict[str, list[str]] = getattr(source, "classes", dict)()
@@ -296,6 +298,7 @@ class _Stream:
 
 
 def _source_of(source: Any) -> _Source:
+    """The source of samples that an object is. Raises TypeError if it is none."""
     rows = table_rows(source)
     if rows is not None:
         return _Table(rows)
@@ -362,7 +365,7 @@ def _kinds_of(samples: Iterable[Any]) -> dict[str, str | None]:
 
 
 def _wider(known: str | None, kind: str | None) -> str | None:
-    """The type that holds both; the first one if no type does, so that the writer refuses the second value."""
+    """The type that holds values of both types; `known` if no type does, so that the writer refuses the other value."""
     if known == NOTHING:
         return kind
     return "f64" if {known, kind} == {"i64", "f64"} else known

@@ -112,8 +112,8 @@ class Mixture(_Mixture):
     # The part of a data set's interface that dlfs.torch uses.
 
     def _pinned(self, global_batch: int) -> Mixture:
-        """This mixture. "per_source" without a number of its own gets `global_batch`, so that the sequence is the same
-        with any number of workers."""
+        """This mixture with a fixed global batch: "per_source" without a number gets `global_batch`, so that the
+        sequence is the same with any number of workers."""
         pairs, epoch_size, (kind, batch), later, count = self._made_of
         if kind != "per_source" or batch:
             return self
@@ -132,7 +132,7 @@ class Mixture(_Mixture):
 
 
 class _Keys:
-    """A sampler of a mixture gives keys of samples, not positions in a list of ids."""
+    """In place of a list of ids: a sampler of a mixture gives keys of samples, which are not positions in a list."""
 
     def __getitem__(self, key: int) -> int:
         return key
@@ -156,6 +156,7 @@ def _remake(
 
 
 def _pair(at: int, given: Any) -> tuple[Dataset, tuple[str, str]]:
+    """Checks part number `at`; returns its data set, and kind and number of the part."""
     try:
         dataset, part = given
     except (TypeError, ValueError):

@@ -1,14 +1,15 @@
 """Transforms that run while the program computes: dlfs.Loader(..., transform=f, threads=n, ahead=k, processes=n).
 
-A pool takes batches, calls the transform, and an iterator hands the results out in the order of the batches. So the
-native loader is ahead of the program: `_Position` is the place of what was handed out, and the methods of the loader
-below answer from it, so that a state, an epoch and a break in the middle are those of a loader without a pool.
+A pool takes batches from the native loader and calls the transform; an iterator hands the results out in the order of
+the batches. So the native loader is ahead of the program. `_Position` has the state after the results that were handed
+out. The methods of OverlappingLoader answer from it, so that states, epochs, and loops that are left early are those of
+a loader without a pool.
 
-A task of the pool takes one batch and transforms it; there are never more tasks and results together than `ahead`. Of
-the two locks, `turn` is held while a batch is taken, so that places have the order of batches, and `ready`, which may
-be taken inside of it, guards the rest. Neither is held while a transform runs.
+A task of the pool takes one batch and transforms it. Tasks and results together are never more than `ahead`. A run has
+two locks. `turn` is held while a batch is taken, so that results have the order of batches. `ready` guards the rest,
+and may be taken while `turn` is held. Neither is held while a transform runs.
 
-First read `_Run`. `_workers.py` has the worker processes.
+Read `_Run` first. `_workers.py` has the worker processes.
 """
 
 from __future__ import annotations
@@ -153,14 +154,14 @@ class Overlapped:
         self.position: _Position | None = None
         self._lock = threading.RLock()
         self._runs: list[weakref.ref[_Run]] = []
-        # The newest iterator's, of which `position` is. It lives until its last task has ended.
+        # The run of the newest iterator, to which `position` belongs; None once its last task has ended.
         self._newest: Callable[[], _Run | None] = lambda: None
-        # Set before the runs are stopped, and read behind adding one: a run that begins meanwhile is stopped, too.
+        # Set before the runs are stopped, and read after a run was added: a run that begins meanwhile is stopped, too.
         self._is_closed = False
         _remember(_OVERLAPS, self)
 
     def given(self) -> dict[str, Any]:
-        """The options of a loader that made this."""
+        """The options of the loader from which this was made."""
         named = {"transform": self.transform, "threads": self.threads, "processes": self.processes}
         return {**{name: value for name, value in named.items() if value is not None}, "ahead": self.ahead}
 
@@ -200,7 +201,7 @@ class Overlapped:
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[_Run | None]:
-        """While nothing is taken for the newest iterator; gives its run, if it still has tasks or a user."""
+        """A context in which no batch is taken for the newest iterator; gives its run, if that still exists."""
         with self._lock:
             run = self._newest()
             with contextlib.nullcontext() if run is None else run.turn:
@@ -208,7 +209,7 @@ class Overlapped:
 
     @contextlib.contextmanager
     def moving(self, loader: _Loader) -> Iterator[None]:
-        """While the loader is moved: results that were not handed out are dropped, unless the move fails."""
+        """A context in which the loader is moved: drops the results that were not handed out, unless the move fails."""
         with self.at_rest() as run:
             self._give_back(loader, run)
             yield
@@ -242,7 +243,8 @@ class Overlapped:
             run.drain()
 
     def forked(self) -> None:
-        """In a child: the pool and the worker processes are the parent's, and locks may be held for ever."""
+        """In a forked child: drops the pool and the worker processes, which are the parent's, and makes new locks,
+        since a thread of the parent may have held the old ones."""
         if self.workers is not None:
             self.workers.forget()
         self._lock = threading.RLock()
@@ -250,14 +252,15 @@ class Overlapped:
             run.forked()
 
     def end(self) -> None:
-        """At the end of the interpreter, which would wait for all that the pool still has to do."""
+        """Closes everything when the interpreter ends, which would otherwise wait for all tasks of the pool."""
         self.stop()
         for run in _alive(self._runs):
             _Loader.close(run.loader)
 
 
 class _Position:
-    """The place of an iterator: the state where it began, and the one after what it has handed out."""
+    """The position of an iterator: the state in which it began, the state after the results that it has handed out, and
+    the numbers of batches taken and of results handed out."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.begun = self.state = state
@@ -265,7 +268,13 @@ class _Position:
 
 
 class _Place:
-    """A batch that was taken, and what becomes of it."""
+    """A batch that was taken, or is being taken, and its result.
+
+    error       the exception in place of the result
+    is_of_read  True: the error came from the native loader, not from the transform
+    is_done     True: there is a result or an error
+    state       the state of the run after the batch
+    """
 
     __slots__ = ("error", "is_done", "is_of_read", "result", "state")
 
@@ -277,7 +286,7 @@ class _Place:
 
 
 class _Run:
-    """One iteration. The tasks of the pool and the iterator have it; when the iterator goes, the tasks end."""
+    """One iteration, which the iterator and the tasks of the pool share. The tasks end when the iterator is dropped."""
 
     def __init__(self, overlap: Overlapped, loader: _Loader, source: Iterator[Batch]) -> None:
         self.overlap, self.loader = overlap, loader
@@ -286,8 +295,14 @@ class _Run:
         self.source: Iterator[Batch] | None = source
         self.position: _Position | None = None
         self.is_forked = False
-        # The native iterator has ended; no more batches are to be taken; this iterator has ended; the loader is closed.
-        self.source_has_ended = self.is_over = self.has_ended = self.is_closed = False
+        # True once the native iterator has ended.
+        self.source_has_ended = False
+        # True once no more batches are to be taken: the epoch, or the run, has ended, or there was an error.
+        self.is_over = False
+        # True once this iterator has ended.
+        self.has_ended = False
+        # True once the loader is closed.
+        self.is_closed = False
         # Set, without a lock, when nobody wants results any more.
         self.stopped = False
         # The first error of the transform, and the traceback that it came with.
@@ -313,7 +328,7 @@ class _Run:
                     return self._hand_out()
 
     def _awaits_first(self) -> bool:
-        """Waits for the first result; False: the run was moved meanwhile. Call it with `ready`."""
+        """Waits for the first result; False: the run was moved meanwhile. Call it with `ready` held."""
         while True:
             if self.is_closed:
                 raise Error("the loader was closed")
@@ -332,10 +347,10 @@ class _Run:
                 self.ready.wait()
 
     def _hand_out(self) -> Any:
-        """The result of the first place, or its error. Call it with `ready`."""
+        """Returns the result of the first place, or raises its error. Call it with `ready` held."""
         place = self.places[0]
         if place.error is not None and place.is_of_read:
-            # The native loader says what comes after its error: the same one, or the batch that was late.
+            # What follows the error is asked of the native loader: the same error, or the batch that was late.
             self.places.popleft()
             self.is_over = False
             raise place.error
@@ -352,13 +367,13 @@ class _Run:
         return place.result
 
     def _ask(self) -> None:
-        """Fills the pool. Call it with `ready`."""
+        """Gives the pool tasks, as many as `ahead` permits. Call it with `ready` held."""
         if self.pool is None:
             self.pool = ThreadPoolExecutor(self.overlap.tasks, thread_name_prefix="dlfs-transform")
         while not self.is_over and len(self.asked) + len(self.places) < self.overlap.ahead:
             one = object()
             self.pool.submit(self._task, one)
-            self.asked.add(one)  # behind it: if a signal comes between, one is not counted, but none is missing
+            self.asked.add(one)  # after it: if a signal comes between, a task is not counted, but none is missing
 
     def _task(self, one: object) -> None:
         taken = self._take(one)
@@ -408,7 +423,7 @@ class _Run:
             return place, batch
 
     def _begin_position(self) -> None:
-        """The place of this iterator, and of the loader if this is the newest. Call it with `turn`."""
+        """Begins the position of this iterator; if it is the newest, also of the loader. Call it with `turn` held."""
         self.position = _Position(_Loader.state_dict(self.loader))
         if self.overlap.is_newest(self):
             self.overlap.position = self.position
@@ -421,7 +436,7 @@ class _Run:
             self.ready.notify_all()
 
     def _restart(self) -> None:
-        """Goes on in a forked child from what was handed out; otherwise ends."""
+        """In a forked child, continues after the results that were handed out; otherwise ends the iterator."""
         with self.overlap.at_rest():
             if self.source is not None or self.has_ended or self.is_closed:
                 return
@@ -436,7 +451,7 @@ class _Run:
             self._begin_source()
 
     def moved(self) -> None:
-        """Goes on where the loader was moved to. Call it with `turn`, of the newest run."""
+        """Continues where the loader was moved to. Call it on the newest run, with `turn` held."""
         with self.ready:
             self.places.clear()
             self.position = self.error = None
@@ -446,7 +461,7 @@ class _Run:
             self._begin_source()
 
     def _begin_source(self) -> None:
-        """Goes on in its epoch, if the loader is there."""
+        """Begins a native iterator again, if the loader is still in the epoch of this iterator."""
         is_here = _epoch(self.loader) == self.epoch
         self.source = _Loader.__iter__(self.loader) if is_here else None
         self.source_has_ended = not is_here
@@ -467,7 +482,8 @@ class _Run:
         self.source = None
 
     def forked(self) -> None:
-        """In a child. Gives the native iterator up: it is ahead, and a thread of the parent may have had its lock."""
+        """In a forked child: drops the native iterator, which is ahead of the program, and whose lock a thread of the
+        parent may have held."""
         self._begin_in_this_process()
         self.source = None
         self.is_forked = True

@@ -1,6 +1,7 @@
-"""Meeting places of the ranks of a job: the objects that `peers=` takes, with one interface for the native half.
+"""Meeting places of the ranks of a job: the objects that the option `peers` takes, with one interface for the native
+half.
 
-Each class has set(round, rank, record), get(round, world_size, seconds) -> a record or None for each rank, and
+Each class here has set(round, rank, record), get(round, world_size, seconds) -> a record or None for each rank, and
 describe(). A record is at most 1 KiB of bytes.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from ._errors import TimedOut
 
-# Text for the native half, or an object; rank and world size, if torch.distributed or MPI knows them.
+# A text for the native half, or an object of this module; rank and world size if torch.distributed or MPI knows them.
 _Resolved = tuple[str | None, Any, tuple[int, int] | None]
 
 
@@ -150,6 +151,7 @@ class _Object:
         return f"the {type(self._given).__name__} that the program gave"
 
 
+# The length of a record in an allgather of MPI, in bytes.
 _RECORD = 1024
-# Seconds of one wait: signals are looked at in between.
+# Seconds of one wait. The native half checks for signals between two waits.
 _SLICE = 0.5

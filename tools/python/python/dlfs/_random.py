@@ -38,7 +38,7 @@ class Generators:
 
     @classmethod
     def of(cls, seed: int, batch: Batch) -> Generators:
-        """Those of `batch`. A sample of a mixture has its source in the upper bits of its number."""
+        """The generators of `batch`. In a mixture, ids have the number of their source in the upper bits."""
         ids = batch.ids if batch.sources is None else batch.sources << 40 | batch.ids
         return cls(seed, batch.epoch, ids.tolist())
 
@@ -47,5 +47,5 @@ def takes_rng(transform: Callable[..., Any] | None) -> bool:
     """Returns whether a transform has a parameter called rng."""
     try:
         return transform is not None and "rng" in inspect.signature(transform).parameters
-    except (TypeError, ValueError):  # some functions in C do not say
+    except (TypeError, ValueError):  # some functions in C have no signature
         return False

@@ -1,4 +1,4 @@
-"""Rank and world size of a process, by torch.distributed or by a device mesh of torch."""
+"""Rank and world size of a process: as given, from torch.distributed, from a device mesh, or within a node."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def local_place_of(options: Mapping[str, Any], place: tuple[int, int]) -> tuple[int, int]:
-    """Local rank and local world size of a node loader: as given, else as torchrun says of this very place, else those
-    of all ranks.
+    """Local rank and local world size of a node loader: as given; else from torchrun's variables, if these have the
+    same rank and world size; else those of all ranks, if torchrun's variables are not set.
 
     Raises InvalidArgument if they contradict rank and world size: ranks would read the samples of others.
     """

@@ -1,4 +1,4 @@
-"""The orders of dlfs as samplers of torch.utils.data, which programs import from dlfs.torch."""
+"""Samplers for torch.utils.data in the orders of dlfs. Programs import them from dlfs.torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     # For dlfs.torch.DataLoader.
 
     def drawn(self) -> Drawn:
-        """An iterator that tells its state."""
+        """An iterator whose `place` has its state."""
         return Drawn(self)
 
     def next_place(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
 
 class Indices(list[int]):
-    """The indices of a batch. They tell seed and epoch to a dlfs.torch.Dataset, in workers, too."""
+    """The indices of a batch, with the seed and the epoch, which a dlfs.torch.Dataset needs also in workers."""
 
     seed: int
     epoch: int
@@ -221,6 +221,8 @@ class Sampler(torch.utils.data.Sampler[int]):
 
 
 class _DrawnSingly(Iterator[int]):
+    """One iteration of a Sampler: batches of one index, without the lists."""
+
     def __init__(self, drawn: Drawn) -> None:
         self._drawn = drawn
         self.state_dict, self.load_state_dict = drawn.state_dict, drawn.load_state_dict

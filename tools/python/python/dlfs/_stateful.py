@@ -7,7 +7,7 @@ from typing import Any
 
 
 def alone(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a loader without workers, with its data set at `state`."""
+    """The state of a loader without workers, whose data set is at `state`."""
     return {
         **_main(),
         "_num_yielded": 0,
@@ -60,6 +60,7 @@ def of_sampler(state: Mapping[str, Any], workers: int) -> dict[str, Any]:
 
 
 def _main() -> dict[str, Any]:
+    """The state of the main process, for a loader without a sampler's state."""
     return {
         "_index_sampler_state": None,
         "_sampler_iter_state": None,

@@ -1,12 +1,13 @@
-"""Worker processes that run a transform, and the memory through which batches and results travel.
+"""Worker processes that run a transform, and the shared memory for batches and results.
 
 A worker gets a batch in a file in memory (memfd): one system call, without the interpreter, writes the records there,
-and the worker's Batch lies over them. The arrays and tensors of the result come back in files of the worker, which
-this process maps: an array of the result is that memory, and the file is used again once the program has dropped it.
-Files have no names, so nothing stays behind, whoever is killed. Everything else in a result is pickled.
+and the worker's Batch is a view of them. The arrays and tensors of a result come back in another such file, an area,
+which this process maps: an array of the result is a view of the area, and the area is used again once the program has
+dropped all arrays over it. The files have no names, so nothing stays behind if a process is killed. Everything else in
+a result is pickled.
 
-Messages are small: places in these files, and the descriptors of new ones. A worker ends when the other side of its
-socket is closed. First read `Worker`, then `_serve`, the other side.
+Messages on the socket are small: ranges in these files, and the descriptors of new files. A worker ends when this
+process closes its end of the socket. Read `Worker` first, then `_serve`, which runs in the worker process.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from ._random import Generators, takes_rng
 
 
 class Workers:
-    """Processes that run a transform, one batch at a time each. They start when they are needed, and again after a
-    death; `start` starts them together."""
+    """Processes that run a transform, each one batch at a time. A process starts with its first batch, and again after
+    a death; `start` starts all of them."""
 
     def __init__(self, transform: Callable[..., Any], count: int, ahead: int, seed: int, pin: Any) -> None:
         self._all = [Worker((transform, seed), ahead // count + _SPARE, pin) for _ in range(count)]
@@ -88,7 +89,7 @@ class Workers:
 
 
 class Worker:
-    """One process, and the memory that it shares with this one. `lock` is held while it works."""
+    """One process, and the memory that it shares with this process. `lock` is held while it has a batch."""
 
     def __init__(self, work: tuple[Callable[..., Any], int], most_lent: int, pin: Any) -> None:
         self._work, self._most_lent, self._pin = work, most_lent, pin
@@ -99,8 +100,9 @@ class Worker:
     def _begin(self) -> None:
         self._process: Any = None
         self._link: socket.socket | None = None
-        # The file with the batch, and its size; and the files for results.
+        # The file for batches and its size in bytes; None: there is none yet, or a result keeps views of it.
         self._records: tuple[int, int] | None = None
+        # The areas for results that are free.
         self._free = _Free()
 
     def start(self) -> None:
@@ -264,7 +266,7 @@ class _Area:
         self._is_registered = register is not None and register(self._address, size) is not False
 
     def lend(self) -> _Held:
-        """All of it. When no array over it is left, it is free."""
+        """An array over the whole area. When no array over it is left, the area is free again."""
         held = numpy.frombuffer(self._map, numpy.uint8).view(_Held)
         held.area = self
         self._free.lent.add(self.id)
@@ -277,7 +279,7 @@ class _Area:
             self._free.close()
 
     def end(self) -> None:
-        """Undoes what its beginning did to the memory, which is unmapped with this object."""
+        """Undoes the registration of the memory, which is unmapped when this object is dropped."""
         if self._is_registered:
             self._is_registered = False
             getattr(_dlfs, "unregister")(self._address)
@@ -306,7 +308,7 @@ def _unpickled(payload: Any, held: NDArray[Any], copies: bool) -> Any:
 
 
 class _InWorker(Exception):
-    """The traceback of a worker process, as the cause of the error that it sent."""
+    """The cause of an error that a worker process sent: the traceback there."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -326,7 +328,7 @@ def _write(file: int, parts: list[Any]) -> None:
 
 
 def _serve(link: socket.socket, transform: Callable[..., Any], seed: int) -> None:
-    """The other side: transforms batches until the link is closed."""
+    """The worker process: transforms batches until the other end of the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, whose end is this one's, too
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # as torch's own workers do
@@ -342,7 +344,8 @@ def _serve(link: socket.socket, transform: Callable[..., Any], seed: int) -> Non
                 os.close(file)
 
 
-# The place of a result (area, its size, start and end), or the result itself; and the file of a new area.
+# The range of a result (number and size of its area, start, end) or None; the result itself if it is small; and the
+# descriptor of a new area.
 _Placed: TypeAlias = tuple[tuple[int, int, int, int] | None, bytes, int | None]
 
 
@@ -458,8 +461,8 @@ _MOST_PARTS = os.sysconf("SC_IOV_MAX")
 # Arrays begin at cache lines.
 _ALIGN = 64
 
-# Results of a worker that the program may hold beside its share of those ahead; of more, it gets copies.
+# Areas of a worker that the program may keep beyond those of results ahead; of further results it gets copies.
 _SPARE = 4
 
-# How long a process that is to end may go on.
+# Seconds after which a process that should end is killed.
 _PATIENCE_S = 1.0

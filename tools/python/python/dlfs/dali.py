@@ -29,8 +29,8 @@ def source(loader: Loader, prefetch_queue_depth: int | Mapping[str, int] = 2) ->
     An item is a list of uint8 arrays over the bytes of the samples, and their labels as int64[B, 1]; dlfs.NO_LABEL for
     a sample without one. Each iteration is an epoch of the loader; with cycle="raise", Pipeline.reset() begins another.
 
-    prefetch_queue_depth   that of the pipeline. DALI reads the arrays until it has handed out the batch, so that many
-                           batches and one more are kept, and take as much of the loader's window
+    prefetch_queue_depth   that of the pipeline. DALI reads the arrays of a batch until it has handed out the batch, so
+                           prefetch_queue_depth + 1 batches are kept in the loader's window
     """
     depth = prefetch_queue_depth
     if isinstance(depth, Mapping):
@@ -45,7 +45,8 @@ class Source:
 
     def __init__(self, loader: Loader, depth: int) -> None:
         self._loader = loader
-        # The newest items, over epochs: the last ones of an epoch are still in the pipeline when the next begins.
+        # The newest items, also across epochs: the last items of an epoch are still in the pipeline when the next
+        # begins.
         self._kept: deque[Item] = deque(maxlen=depth + 1)
 
     def __iter__(self) -> Iterator[Item]:

@@ -149,6 +149,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             return None
 
     def _view(self, path: str) -> memoryview:
+        """The bytes of the file at `path`."""
         name: str = self._strip_protocol(path)
         try:
             id, field = self._find(name)
@@ -254,7 +255,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return dict(zip(names, batch.files())), why
 
     def _views(self, paths: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
-        """The same for fields; each sample is read once."""
+        """The files at these paths, each a field of a sample, and the errors of those that cannot be read. Each sample
+        is read once."""
         places: dict[str, tuple[int, str]] = {}
         why: dict[str, Exception] = {}
         for path in paths:
@@ -316,7 +318,7 @@ _READ_WHOLE = 1 << 20
 
 
 class _Raw(io.RawIOBase):
-    """A large sample at a position."""
+    """A large sample as an unbuffered file: it reads from the data set at a position."""
 
     mode = "rb"
 

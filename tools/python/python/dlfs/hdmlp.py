@@ -71,8 +71,9 @@ class Job:
         self.drop_last_batch, self.transforms = drop_last_batch, list(transforms or ())
         self._seed, self._config = seed, config_path
         self._loader: Loader | None = None
-        # The batches left of the epoch that is being read, and the samples left of batches that were read.
+        # The batches left of the current epoch; None: no epoch has begun, or it has ended.
         self._batches: Iterator[Any] | None = None
+        # The samples of batches that were read and not taken yet.
         self._rest: list[tuple[str, bytes]] = []
         self._epochs_left = epochs
 
@@ -135,6 +136,7 @@ class Job:
         return self._classes[label] if 0 <= label < len(self._classes) else str(label)
 
     def _shared_seed(self) -> int:
+        """The seed of all ranks: as given, or drawn by rank 0."""
         if self._seed or self.world_size == 1:
             return self._seed or random.getrandbits(63)
         from torch import distributed
@@ -183,8 +185,8 @@ class Job:
 class HDMLPDatasetFolder:
     """The samples of a job as (sample, class index), the next one whatever the index; of a slice, lists of both.
 
-    The class index of a sample without a label is -1.
-    The job's transforms and then `transform` are applied to the bytes of a sample, `target_transform` to its class index.
+    The class index of a sample without a label is -1. The job's transforms and then `transform` are applied to the
+    bytes of a sample, `target_transform` to its class index.
     """
 
     def __init__(

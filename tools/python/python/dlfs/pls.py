@@ -41,7 +41,7 @@ __all__ = ["DistributedSampler", "ImageFolder", "PartialScheduler", "Scheduler"]
 
 
 class ImageFolder:
-    """The share of this rank of a folder of class folders, or of an image (a dlfs address).
+    """This rank's share of a folder of class folders, or of an image (a dlfs address).
 
     root        the address of an image, or a folder of class folders, which rank 0 imports as FOLDER.dlfs beside it
     class_file  the names of the classes, one a line: a label is the number of its line. None: the image's order
@@ -199,6 +199,7 @@ class _Stream:
         self._rest: list[tuple[bytes, int | None]] = []
 
     def begin(self, epoch: int) -> None:
+        """Begins `epoch`, unless it has begun and no sample was taken."""
         if epoch == self.epoch and not self._taken:
             return
         self.finish()
@@ -207,6 +208,7 @@ class _Stream:
         self._batches, self._rest = iter(self._loader), []
 
     def take(self, index: int) -> tuple[bytes, int | None]:
+        """Bytes and label of the next sample. The index only shows whether the sampler begins again."""
         if index in self._taken or len(self._taken) == self._most:
             raise Unsupported(
                 f"sample {index} is asked for when epoch {self.epoch} has had it, or has no more: begin each epoch with "
@@ -223,6 +225,7 @@ class _Stream:
         return sample
 
     def _next(self) -> tuple[bytes, int | None] | None:
+        """The next sample of the loader; None at the end of the epoch."""
         if not self._rest:
             batch = next(self._batches, None)
             if batch is None:
@@ -243,7 +246,7 @@ class _Stream:
 
 
 def _place() -> tuple[int, int]:
-    """Rank and world size, of torch.distributed or the launcher."""
+    """Rank and world size: from torch.distributed, else from the launcher's variables."""
     group = _group()
     if group is not None:
         return group

@@ -82,6 +82,7 @@ class Datasink(ray.data.Datasink[WrittenPart]):  # type: ignore[misc]
         )
 
     def _kinds(self, schema: Any) -> dict[str, str | None]:
+        """Names and types of the fields to write: as given, or from the schema of the first block."""
         schema = getattr(schema, "base_schema", schema)
         own: dict[str, str | None] = {}
         if isinstance(schema, pyarrow.Schema):
@@ -112,6 +113,7 @@ class Datasink(ray.data.Datasink[WrittenPart]):  # type: ignore[misc]
         return part
 
     def _begin(self, number: int) -> Any:
+        """A writer of a part, once a namespace is free."""
         assert self.plan is not None, "on_write_start was called on the driver"
         until, pause = time.monotonic() + self.wait, 0.05
         while True:
@@ -212,7 +214,7 @@ class Datasource(ray.data.Datasource):  # type: ignore[misc]
 
 
 class _Read:
-    """The work of a read task."""
+    """What read tasks do: they open the data set and read their samples, block by block."""
 
     image = ""
     generation = 0

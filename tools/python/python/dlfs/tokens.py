@@ -93,7 +93,10 @@ class Rows(Generic[Array]):
 
 
 def tensor(value: Any) -> Any:
-    """A tensor over the memory of an array, of the host or of a device, but for the chunks of cp_zigzag there."""
+    """A tensor over the memory of an array, of the host or of a device; any other value as it is.
+
+    Chunks of cp_zigzag on a device are joined, which copies them.
+    """
     import torch
     import torch.utils.dlpack
 
@@ -245,11 +248,11 @@ class Loader(_TokenLoader):
             raise InvalidArgument(_IN_WORKERS)
         return _Epoch(self)
 
-    # Makes DataLoader take it for a data set by index, as of everything that is no IterableDataset.
+    # DataLoader takes everything that is no IterableDataset for a data set by index, and calls this.
     def __getitem__(self, index: Any) -> NoReturn:
         raise InvalidArgument(f"rows have no index here, and need no DataLoader: `for rows in loader`. {_BY_INDEX}")
 
-    # A batch, of the arrays that the library fills; the loaders of dlfs.tokens_for shape it otherwise.
+    # Makes a batch of the arrays that the library has filled; the loaders of dlfs.tokens_for make other batches.
     def _batch(self, arrays: list[Any], starts: tuple[Any, int] | None, epoch: int) -> Any:
         return _rows(arrays, starts, epoch)
 
@@ -315,12 +318,12 @@ def _rows(arrays: list[Any], starts: tuple[Any, int] | None, epoch: int) -> Rows
     )
 
 
-# An array is [B, chunks, columns], with one column more in each chunk than inputs: a view of a longer one.
+# An array of the library is [B, chunks, columns], with one column more in each chunk than there are inputs.
 _INPUTS, _LABELS = slice(None, -1), slice(1, None)
 
 
 def _cut(array: Any, columns: slice) -> Any:
-    """These columns of each chunk as [B, columns]: a view, but for several chunks."""
+    """These columns of each chunk as [B, columns]: a view if there is one chunk, else a copy."""
     if isinstance(array, DeviceArray):
         return array._columns(columns.start or 0)
     return None if array is None else array[:, :, columns].reshape(len(array), -1)

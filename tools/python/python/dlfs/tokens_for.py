@@ -134,11 +134,12 @@ def grain(source: Dataset | Mixture, seq_len: int, batch_size: int, **options: A
 
 
 def _wanted(options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The options of a loader whose rows say what to learn, and where documents begin."""
+    """The options of a loader whose rows have a loss mask and, unless the options say otherwise, position ids."""
     return {"position_ids": True, **options, **more, "loss_mask": options.get("loss_mask") or True}
 
 
 def _learned(labels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The labels, with IGNORED where the mask is False."""
     return labels.long().masked_fill(~mask, IGNORED)
 
 
@@ -211,6 +212,8 @@ class _Steps(_Endless):
 
 
 class _MicroBatches(_Endless):
+    """Batches as Megatron-LM takes them."""
+
     def _batch(self, arrays: list[Any], starts: Any, epoch: int) -> dict[str, torch.Tensor]:
         rows = super()._batch(arrays, starts, epoch).torch()
         given = {
@@ -229,6 +232,8 @@ class _MicroBatches(_Endless):
 
 
 class _ByIndex(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows by index as Megatron-LM takes them."""
+
     def __init__(self, rows: _MicroBatches, num_samples: int | None) -> None:
         self._rows = rows
         self._length = int(rows.plan(0)["rows"]) if num_samples is None else num_samples
@@ -267,7 +272,7 @@ def _titan_loader() -> Any:
         class Config(BaseDataLoader.Config):  # type: ignore[misc]
             source: Annotated[Any, tyro.conf.Suppress]
             options: Annotated[Any, tyro.conf.Suppress]
-            # Set by a validator: by that of 0.3, and by those after it.
+            # A validator sets `infinite` in 0.3, and `repeat` in later versions.
             infinite: bool = True
             repeat: bool = True
 
@@ -286,7 +291,7 @@ def _titan_loader() -> Any:
             tokens, positions, labels = (tensor.reshape(self._shape) for tensor in tensors)
             return {"input": tokens, "positions": positions}, labels
 
-        # One text, the same on all ranks, for a checkpoint to be read by any number of them.
+        # One text that is the same on all ranks, so that any number of ranks can load the checkpoint.
         def state_dict(self) -> dict[str, Any]:
             return {"dlfs": json.dumps(self._rows.state_dict())}
 

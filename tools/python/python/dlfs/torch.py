@@ -166,15 +166,15 @@ def _plain(view: Any, label: int | None) -> tuple[Any, int | None]:
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
-    An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
-    if a worker process has to send it, or with the option `device`, on that device. If the transform has a further parameter `rng`, it gets a sequence there:
-    rng[i] is dlfs.random_of(seed, epoch, id) of sample i of the batch, so augmentations that draw from it are repeated
-    exactly by a run that is repeated or resumes, with any workers, ranks and batches. (The id of a mixture's sample is
-    source << 40 | id.) The options are those of dlfs.Loader (dlfs.Loading). N workers divide N batches
-    of this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
-    `shard` is given, so that they read little more than one process would. The order is the same with any
-    number of workers. With `peers`, the process that makes this object joins them, and workers read through
-    them; map-style data sets use dlfs.Dataset.join_peers.
+    An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch if a
+    worker process has to send it, or with the option `device`, on that device. If the transform has a further parameter
+    `rng`, it gets a sequence there: rng[i] is dlfs.random_of(seed, epoch, id) of sample i of the batch, so
+    augmentations that draw from it are repeated exactly by a run that is repeated or resumes, with any workers, ranks
+    and batches. (The id of a mixture's sample is source << 40 | id.) The options are those of dlfs.Loader
+    (dlfs.Loading). N workers divide N batches of this rank as ranks divide a global batch: in grouped order by whole
+    chunks (shard="aligned") unless `shard` is given, so that they read little more than one process would. The order is
+    the same with any number of workers. With `peers`, the process that makes this object joins them, and workers read
+    through them; map-style data sets use dlfs.Dataset.join_peers.
 
     set_epoch, state_dict and load_state_dict work as in Loader; set_epoch and load_state_dict reach worker processes,
     also persistent ones, at their next epoch. Without set_epoch, persistent workers and a DataLoader without workers

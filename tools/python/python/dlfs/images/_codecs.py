@@ -1,8 +1,8 @@
-"""Decoders of plain JPEGs on the CPU, and of everything else by Pillow.
+"""Codecs on the CPU: several decode plain JPEGs, and Pillow decodes everything else.
 
-`decode(data, head, cut, scale)` of each returns the pixels within `cut` (left, top, right, bottom) of the picture at
-1 / scale, as uint8[height, width, 3]. The array may be valid only until the next call. Each thread has a codec of its
-own, and all let go of the interpreter while they decode.
+`decode(data, head, cut, scale)` of a codec returns the pixels within `cut` (left, top, right, bottom) of the picture at
+1 / scale, as uint8[height, width, 3]. The array may be valid only until the next call. Each thread makes its own codec.
+All codecs release the interpreter while they decode.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Codec(Protocol):
 
 
 class TurboJpeg:
-    """libturbojpeg, as distributions and Conda have it. From version 3 on it decodes only the part that is needed:
-    the codes of all rows, but the pixels of the part alone.
+    """libturbojpeg, as distributions and Conda package it. From version 3 on it computes only the pixels of the part
+    that is needed, though it reads the codes of all rows.
     """
 
     name: str = "turbojpeg"
@@ -124,7 +124,7 @@ def as_tensor(data: memoryview) -> Any:
 
 @functools.cache
 def accept_views() -> None:
-    """Makes torch give its warning of tensors over read-only memory, which it gives once, unheard."""
+    """Suppresses torch's warning about tensors over read-only memory: torch gives it once, and here it is ignored."""
     import torch
 
     with warnings.catch_warnings():
@@ -188,7 +188,7 @@ class _Region(ctypes.Structure):
 
 
 def _turbojpeg() -> tuple[ctypes.CDLL, ctypes.PyDLL | None]:
-    """The library, and its functions of version 3 without a release of the interpreter; None of an older version."""
+    """The library; and the same library of version 3 for calls that keep the interpreter, None for an older version."""
     file = "libturbojpeg.so.0"
     # Conda's, that of the packages of libjpeg-turbo itself, and that of the system.
     places = [f"{sys.prefix}/lib/{file}", f"/opt/libjpeg-turbo/lib64/{file}"]

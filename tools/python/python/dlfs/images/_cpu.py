@@ -100,7 +100,7 @@ class Counts:
 
 
 class Cpu:
-    """Decodes pictures with one kind of codec, and those that are no plain JPEG, or that it refuses, with Pillow."""
+    """Decodes plain JPEGs with one kind of codec; with Pillow, other files, and JPEGs that the codec refuses."""
 
     def __init__(self, codec: type[Codec], size: int, output: Output, counts: Counts) -> None:
         self.output = output
@@ -122,7 +122,7 @@ class Cpu:
         self.output.store(batch, place, pixels, part.flip)
 
     def _plain(self, data: memoryview, choose: Choice) -> Part | None:
-        """A plain JPEG that the codec does not refuse."""
+        """Decodes a plain JPEG; None: it is none, or the codec refuses it."""
         head = header(data)
         if head is None:
             return None
@@ -142,7 +142,7 @@ class Cpu:
         return Part(pixels, crop.within(cut, scale), crop.flip)
 
     def _odd(self, data: memoryview, choose: Choice) -> Part:
-        """Whatever Pillow reads."""
+        """Decodes any file that Pillow reads. Raises Undecodable."""
         self._counts.add("fallback")
         try:
             image = self._pillow.open(data)

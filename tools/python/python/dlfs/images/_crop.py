@@ -1,4 +1,4 @@
-"""Parts of pictures that a decoder shows, as torchvision's RandomResizedCrop, Resize and CenterCrop choose them."""
+"""Crops of pictures, chosen as torchvision's RandomResizedCrop, Resize and CenterCrop choose them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy
 
 
 class Crop(NamedTuple):
-    """A rectangle of a picture, in its pixels, which becomes a square.
+    """A rectangle of a picture, in pixels of the picture, which is resized to a square.
 
-    flip       mirror it from left to right
-    margin     pixels around it that the filter sees: those of a picture that is resized before it is cropped
+    flip       True: mirror it from left to right
+    margin     pixels around it that the filter reads, as if the picture was resized before it was cropped
     """
 
     x: float

@@ -1,4 +1,4 @@
-"""Decoding on a device: JPEGs by its own decoder, their crops resized in two matrix products for the whole batch."""
+"""Decoding on a device: its codec decodes plain JPEGs, and two matrix products resize all crops of a batch."""
 
 from __future__ import annotations
 
@@ -145,14 +145,14 @@ class Device:
             if failed:
                 result[failed] = 0
         if stream is not None:
-            # The result is ready for any stream. Its memory is used again after these are through with it.
+            # The result is ready for any stream. Its memory is reused only after these streams have used it.
             stream.synchronize()
             for user in (torch.cuda.current_stream(self._device), torch.cuda.default_stream(self._device)):
                 result.record_stream(user)
         return result
 
     def _stream(self) -> torch.cuda.Stream | None:
-        """A stream of this thread, since on the one of the training step decoding would wait for the step."""
+        """A stream of this thread: on that of the training step, decoding would wait for the step. None: no CUDA."""
         if not self.is_cuda:
             return None
         if not hasattr(self._own, "stream"):

@@ -1,5 +1,5 @@
-"""The batch that pictures are written into, [B, 3, H, W] with the memory of [B, H, W, 3], and the last step of each:
-resizing what is left to resize, mirroring, and arithmetic.
+"""Output of decoded pictures: a batch [B, 3, H, W] with the memory layout of [B, H, W, 3], into which each picture is
+written as the last step, resized if need be, mirrored, and normalised.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Output(Protocol):
 
 
 class Memory:
-    """Memory of batches, used again once nobody holds it: the kernel would have to clear new pages."""
+    """Memory of batches, which is reused once nobody holds it, since the kernel clears new pages first."""
 
     def __init__(self) -> None:
         self._spare: list[Pixels] = []
@@ -161,7 +161,7 @@ class TorchOutput:
             picture.copy_(into)
 
     def _scratch(self, name: str, dtype: Any) -> Any:
-        """A picture of this thread."""
+        """A buffer for one picture, which only this thread uses."""
         if not hasattr(self._own, name):
             size = self._format.size
             picture = self._torch.empty((1, size, size, 3), dtype=dtype)
