@@ -124,7 +124,7 @@ impl Image {
         self.peers.as_deref()
     }
 
-    /// What this rank serves to its peers: the tiers' content, and what all ranks must agree on.
+    /// This rank's share for its peers: the tiers' content, and what all ranks must agree on.
     fn served(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<Served<'_>> {
         let Some(cache) = self.tiers() else {
             let text = "peers serve each other what their tiers hold, and there is no tier";

@@ -510,11 +510,11 @@ impl Poller {
         if let Err(closed) = result {
             return self.close(index, closed);
         }
+        connection.list_waiting(&mut self.backend.sharing.starts);
         if connection.is_load && connection.is_admin() {
             connection.is_load = false;
             self.reduce_load();
         }
-        connection.list_waiting(&mut self.backend.sharing.starts);
         self.mark_dirty(index);
         if !self.connections[index].is_dirty {
             self.end_rest_if_busy(index);

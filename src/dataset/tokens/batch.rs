@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::TokenOptions;
 use super::fields::{Fields, shown};
-use super::{NAME_LENGTHS, TokenOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::budget::Pack;
 use crate::prefetch::TokenLengths;

@@ -77,7 +77,7 @@ pub(crate) struct Queue {
     pub(crate) sq_flow_control: bool,
     /// True if the host has keys, and must authenticate on this queue.
     pub(crate) must_authenticate: bool,
-    /// Whether authentication on this queue generates a TLS PSK: no, optional or required.
+    /// Generation of a TLS PSK by authentication on this queue: no, optional or required.
     pub(crate) concatenation: Concatenation,
     /// The controller's `resets` when this queue connected.
     pub(super) resets: u32,

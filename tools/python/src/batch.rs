@@ -94,7 +94,7 @@ impl Batch {
         self.show(&self.views(py)?, index)
     }
 
-    /// What Python sees of the sample at `index`: a view, an array, a [`Sample`], or None if it could not be read.
+    /// The sample at `index` for Python: a view, an array, a [`Sample`], or None if it could not be read.
     fn show<'py>(&self, views: &Views<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         if self.held.lacks(index) {
             return Ok(views.none());

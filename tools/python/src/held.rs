@@ -56,8 +56,8 @@ pub(crate) struct Beside {
 pub(crate) struct Values {
     pub(crate) name: String,
     pub(crate) kind: ColumnType,
-    /// Of ints, bools and texts, the number, or [`NO_LABEL`] for none; of floats, the bits of an f64, or of NaN for
-    /// none.
+    /// For ints, bools and texts: the number, or [`NO_LABEL`] for none. For floats: the bits of an f64, or of NaN
+    /// for none.
     pub(crate) raw: Vec<i64>,
 }
 

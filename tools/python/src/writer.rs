@@ -38,7 +38,7 @@ pub(crate) struct Writer {
     /// The addresses of the image.
     image: Vec<Address>,
     connect: ConnectOptions,
-    /// What becomes of the image's earlier contents.
+    /// Treatment of the image's earlier contents.
     onto: Onto,
     /// The name that the image gets in a catalogue.
     catalog: Option<CatalogName>,
