@@ -136,7 +136,7 @@ def run(ds, draw):
 
 
 def test_batches_are_those_of_the_model_with_any_ranks_and_workers_from_any_place(texts, monkeypatch):
-    monkeypatch.setattr(dlfs.torch, "_set_up_worker", lambda: None)  # it is for the process of a worker
+    monkeypatch.setattr(dlfs.torch, "set_up_worker", lambda: None)  # it is for the process of a worker
     for case in range(CASES):
         draw = random.Random(FIRST + case)
         try:

@@ -247,7 +247,7 @@ def forked(data, workers):
 
 
 def in_process(ds, cases, monkeypatch):
-    monkeypatch.setattr(dlfs.torch, "_set_up_worker", lambda: None)  # it is for the process of a worker
+    monkeypatch.setattr(dlfs.torch, "set_up_worker", lambda: None)  # it is for the process of a worker
     for case in range(cases):
         print("DLFS_WORKER_SEED", FIRST + case)
         run(ds, random.Random(FIRST + case), InProcess)
@@ -256,7 +256,7 @@ def in_process(ds, cases, monkeypatch):
 def test_any_stop_with_any_workers_goes_on_as_a_model_does(few, monkeypatch):
     monkeypatch.setattr(dlfs.torch, "Loader", IdLoader)
     # Nothing is sent to processes or shared with them.
-    monkeypatch.setattr(dlfs.torch, "_check_sendable", lambda *_: None)
+    monkeypatch.setattr(dlfs.torch, "check_sendable", lambda *_: None)
     monkeypatch.setattr(dlfs.torch, "_share", lambda tensor: tensor)
     monkeypatch.setattr(dlfs.torch.IterableDataset, "_read", lambda self, *drawn: Ids(*drawn))
     in_process(few, CASES, monkeypatch)

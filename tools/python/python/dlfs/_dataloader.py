@@ -225,20 +225,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             left = data._left_by_tokens(place.state, workers, data._rank()[0])
             return of_workers([(place.state, False) if one else (over, True) for one in left], 0)
         data._check_rounds()
-        part, ahead = data._round(workers, 0), 0
+        round, ahead = data._round(workers, 0), 0
         if place.round is not None:
-            if place.round._replace(had=0) != part:
+            if place.round._replace(had=0) != round:
                 self._refuse_round(place, workers)
-            sizes = [len(piece) for piece in data._pieces(place.state, part)]
+            sizes = [len(piece) for piece in data._pieces(place.state, round)]
             ends = list(itertools.accumulate(sizes))
             if place.round.had not in ends:
                 self._refuse_round(place, workers)
             ahead = ends.index(place.round.had) + 1
-        after = data._after_round(place.state, part) if ahead else place.state
+        after = data._after_round(place.state, round) if ahead else place.state
         each = []
         for worker in range(workers):
             state = after if worker < ahead else place.state
-            ids = data._ids_of(state, part, worker, data._rank()[0])
+            ids = data._ids_of(state, round, worker, data._rank()[0])
             has_ended = state["epoch"] != place.state["epoch"] or ids.batches_left == 0
             if has_ended:
                 state = {**state, "epoch": place.state["epoch"] + 1, "consumed": 0}
@@ -307,13 +307,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         rank, world_size = data._rank()
         step = world_size * options["batch_size"]
         for start in range(round.had, len(whole), step):
-            # Samples that all ranks read now; this rank takes every world_size-th of them.
-            part = whole[start : start + step]
-            had, is_last = start + len(part), start + step >= len(whole)
+            # Ids of the samples that all ranks read at this step; this rank takes every world_size-th of them.
+            drawn = whole[start : start + step]
+            had, is_last = start + len(drawn), start + step >= len(whole)
             if options.get("pad"):
-                part += whole[: max(world_size - len(part), 0)]
-            mine = part[rank::world_size]
-            if not mine or (options.get("drop_last") and len(part) < world_size):
+                drawn += whole[: max(world_size - len(drawn), 0)]
+            mine = drawn[rank::world_size]
+            if not mine or (options.get("drop_last") and len(drawn) < world_size):
                 continue
             ends = is_last and after["epoch"] != before["epoch"]
             batch = data._read(mine, before["epoch"], ends)
@@ -363,22 +363,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if data._by_tokens():
             return self._of_stateful_by_tokens(before, reached)
         data._check_rounds()
-        part = data._round(len(states), 0)
-        pieces = [len(piece) for piece in data._pieces(before, part)]
-        after, next_epoch = data._after_round(before, part), (first[0] + 1, 0)
+        round = data._round(len(states), 0)
+        pieces = [len(piece) for piece in data._pieces(before, round)]
+        after, next_epoch = data._after_round(before, round), (first[0] + 1, 0)
         end = (after["epoch"], after["consumed"])
         for ahead in range(len(reached) + 1):
             # The first `ahead` workers have given their batch of the round, and stand at its end, the others at its
             # start. A worker that has no more batches in this epoch may stand at the next one.
             expected = [end] * ahead + [first] * (len(reached) - ahead)
             if all(
-                one == at or (one == next_epoch and data._ended(before, part, worker, worker < ahead))
+                one == at or (one == next_epoch and data._ended(before, round, worker, worker < ahead))
                 for worker, (one, at) in enumerate(zip(reached, expected))
             ):
                 had = sum(pieces[:ahead])
                 if had in (0, sum(pieces)):
                     return Place(after if had else before, None)
-                return Place(before, part._replace(had=had))
+                return Place(before, round._replace(had=had))
         raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
 
     def _of_stateful_by_tokens(self, before: dict[str, Any], reached: list[tuple[int, int]]) -> Place:
@@ -429,13 +429,13 @@ class _Progress:
             return Place(self._after_handed(), None)
         data._check_rounds()
         rounds, had = divmod(self.handed, self.workers)
-        part = data._round(self.workers, 0)
-        whole = part.workers * part.world_size * part.batch_size
+        round = data._round(self.workers, 0)
+        whole = round.workers * round.world_size * round.batch_size
         state = {**self.counted, "consumed": self.counted["consumed"] + rounds * whole}
         if had == 0:
             return Place(state, None)
-        sizes = [len(piece) for piece in data._pieces(state, part)]
-        return Place(state, part._replace(had=sum(sizes[:had])))
+        sizes = [len(piece) for piece in data._pieces(state, round)]
+        return Place(state, round._replace(had=sum(sizes[:had])))
 
     def _after_handed(self) -> dict[str, Any]:
         """The state after the batches by tokens that were handed out: with any number of workers, these are the rank's

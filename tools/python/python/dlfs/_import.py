@@ -1,24 +1,19 @@
-"""Imports of existing data: files, arrays, tables, data sets of other libraries, and iterables."""
+"""Imports of existing data. The engine reads files itself; samples of other sources go through a Writer."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy
-
-from ._arrow import Rows, table_rows, text_of
+from ._arrow import text_of
 from ._dlfs import import_files as _import_files
-from ._fields import exactly
+from ._options import Address
+from ._sources import ROWS_AT_ONCE, Source, kind_of, source_of
 from ._writer import Type, Writer, Written
 
 if TYPE_CHECKING:
     from . import Addresses
-from ._options import Address
-
-Sample = Mapping[str, Any]
 
 
 def import_(
@@ -126,7 +121,7 @@ def import_(
         )
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")
-    found = _source_of(source)
+    found = source_of(source)
     taken = _Taken(name, label, columns or {}, fields)
     kinds = taken.kinds(found)
     count = found.count if shuffle and found.count else None
@@ -136,19 +131,6 @@ def import_(
         taken.check_all_seen()
     assert out.written is not None
     return out.written
-
-
-class _Source(Protocol):
-    """A source of samples. A source with a count gives them in any order."""
-
-    count: int | None
-    has_seen_all: bool  # True: `kinds` is of all samples; False: of the first one only
-
-    def kinds(self) -> dict[str, str | None]:
-        """Names and types of all fields; empty for samples that are bytes."""
-
-    def rows(self, ids: Iterable[int]) -> Iterator[Any]:
-        """The samples with these numbers; all samples if there is no count."""
 
 
 class _Taken:
@@ -164,31 +146,33 @@ class _Taken:
         self.name, self.label, self.columns = name, label, columns
         self.fields = None if fields is None else _mapping(fields)
         self.keys: list[str] = []
-        # Keys to take that no sample has had yet; keys that samples may have, or None for any.
+        # Keys to take that no sample has had yet.
         self.unseen: set[str] = set()
+        # Keys that samples may have; None: any.
         self.known: set[str] | None = None
+        # Names of the classes, if labels are indexes into them; None: labels are numbers or names.
         self.classes: list[str] | None = None
 
-    def kinds(self, source: _Source) -> dict[str, str | None] | None:
+    def kinds(self, source: Source) -> dict[str, str | None] | None:
         """Names and types of the fields to write; None: samples are bytes. Checks that the source has the keys to take,
         as far as it knows its keys."""
-        own = source.kinds()
-        self.has = ", ".join(own)
+        given = source.kinds()
+        self.has = ", ".join(given)
         classes: dict[str, list[str]] = getattr(source, "classes", dict)()
         self.classes = None if self.label is None else classes.get(self.label)
         name = self.name if isinstance(self.name, str) else None
         taken = {field for field in (self.label, name, *self.columns) if field is not None}
         chosen = self.fields
         if chosen is None:
-            kinds = {field: kind for field, kind in own.items() if field not in taken}
+            kinds = {field: kind for field, kind in given.items() if field not in taken}
         else:
-            kinds = {field: kind or own.get(field) for field, kind in chosen.items()}
-        missing = {field for field in (*kinds, *taken) if own and field not in own}
+            kinds = {field: kind or given.get(field) for field, kind in chosen.items()}
+        missing = {field for field in (*kinds, *taken) if given and field not in given}
         if source.has_seen_all:
             self.unseen = missing
             self.check_all_seen()
-        elif own:
-            self.unseen, self.known = missing, {*own, *kinds, *taken} if chosen is None else None
+        elif given:
+            self.unseen, self.known = missing, {*given, *kinds, *taken} if chosen is None else None
         if any(kind is not None and kind.startswith("?") for kind in kinds.values()):
             wrong = {field: kind[1:] for field, kind in kinds.items() if kind and kind.startswith("?")}
             text = ", ".join(f"{field} is {kind}" for field, kind in wrong.items())
@@ -197,6 +181,7 @@ class _Taken:
         return kinds or None
 
     def check_all_seen(self) -> None:
+        """Raises TypeError if no sample had one of the keys to take."""
         if self.unseen:
             raise TypeError(f"the samples have no {min(self.unseen)!r}: they have {self.has}")
 
@@ -205,7 +190,7 @@ class _Taken:
         which missing keys it has."""
         late = next((key for key in sample if self.known is not None and key not in self.known), None)
         if late is not None:
-            kind = (_kind_of(sample[late]) or "bytes").removeprefix("?")
+            kind = (kind_of(sample[late]) or "bytes").removeprefix("?")
             raise TypeError(
                 f"sample {number}: {late!r} is a key that samples before it do not have: they have {self.has}. "
                 f"Name all fields that samples have, and their types, in fields={{..., {late!r}: {kind!r}}}"
@@ -214,6 +199,7 @@ class _Taken:
             self.unseen -= sample.keys()
 
     def write(self, out: Writer, sample: Any) -> None:
+        """Writes one sample: a mapping, bytes, or a pair of one of these and a label."""
         name = self.name(sample) if callable(self.name) else None
         if isinstance(sample, tuple) and len(sample) == 2:
             sample, label = sample
@@ -233,108 +219,13 @@ class _Taken:
         out.write(taken, name=name, label=label)
 
 
-def _ids_of(out: Writer, source: _Source) -> Iterator[int]:
+def _ids_of(out: Writer, source: Source) -> Iterator[int]:
     """The numbers of the samples in the order in which `out` takes them."""
     if source.count is None:
         return iter(())
     first, starts = out.first_id, range(0, source.count, ROWS_AT_ONCE)
     each = (out.ids(start, min(start + ROWS_AT_ONCE, source.count)) for start in starts)
     return (id - first for ids in each for id in ids)
-
-
-class _Arrays:
-    """Arrays of one length: sample i is element i of each of them."""
-
-    has_seen_all = True
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        if not arrays:
-            raise TypeError("there is no array to import")
-        self.arrays = {name: _array(array) for name, array in arrays.items()}
-        lengths = {name: len(array) for name, array in self.arrays.items()}
-        if len(set(lengths.values())) != 1:
-            raise TypeError(f"the arrays have different lengths: {lengths}")
-        self.count: int | None = next(iter(lengths.values()))
-
-    def kinds(self) -> dict[str, str | None]:
-        return {name: _kind_of_array(array.dtype, array.shape[1:]) for name, array in self.arrays.items()}
-
-    def rows(self, ids: Iterable[int]) -> Iterator[Sample]:
-        for id in ids:
-            yield {name: array[id] for name, array in self.arrays.items()}
-
-
-class _Indexed:
-    """A map-style data set, or a list of samples."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.count: int | None = len(dataset)
-        self.has_seen_all = isinstance(dataset, (list, tuple))
-
-    def kinds(self) -> dict[str, str | None]:
-        return _kinds_of(self.dataset if self.has_seen_all else [self.dataset[0]] if self.count else [])
-
-    def rows(self, ids: Iterable[int]) -> Iterator[Any]:
-        return (self.dataset[id] for id in ids)
-
-
-class _Stream:
-    """An iterable, which is read once."""
-
-    count: int | None = None
-    has_seen_all = False
-
-    def __init__(self, samples: Iterable[Any]) -> None:
-        self.samples = iter(samples)
-
-    def kinds(self) -> dict[str, str | None]:
-        first = list(itertools.islice(self.samples, 1))
-        self.samples = itertools.chain(first, self.samples)
-        return _kinds_of(first)
-
-    def rows(self, ids: Iterable[int]) -> Iterator[Any]:
-        return self.samples
-
-
-def _source_of(source: Any) -> _Source:
-    """The source of samples that an object is. Raises TypeError if it is none."""
-    rows = table_rows(source)
-    if rows is not None:
-        return _Table(rows)
-    if isinstance(source, Mapping):
-        return _Arrays(source)
-    if hasattr(source, "dtype") and hasattr(source, "shape"):
-        return _Arrays({"data": source})
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return _Indexed(source)
-    if isinstance(source, Iterable):
-        return _Stream(source)
-    raise TypeError(f"{type(source).__name__} is not a source: neither files, arrays, a data set nor an iterable")
-
-
-class _Table:
-    """Rows of tables of Arrow."""
-
-    has_seen_all = True
-
-    def __init__(self, rows: Rows) -> None:
-        self.found, self.count = rows, rows.length
-
-    def kinds(self) -> dict[str, str | None]:
-        return self.found.kinds
-
-    def classes(self) -> dict[str, list[str]]:
-        return self.found.classes
-
-    def rows(self, ids: Iterable[int]) -> Iterator[Sample]:
-        if self.count is None:
-            for table in self.found.tables():
-                yield from self.found.rows_of(table)
-            return
-        ids = iter(ids)
-        while some := list(itertools.islice(ids, ROWS_AT_ONCE)):
-            yield from self.found.rows_of(self.found.take(some))
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -348,62 +239,10 @@ def _paths(source: Any) -> list[str] | None:
 
 
 def _mapping(fields: Mapping[str, str | None] | Iterable[str] | None) -> dict[str, str | None]:
+    """Names and types of fields; the type is None where only a name is given."""
     if isinstance(fields, (str, bytes)):
         raise TypeError("fields is a sequence of names, not one name")
     return dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(fields or ())
-
-
-def _kinds_of(samples: Iterable[Any]) -> dict[str, str | None]:
-    """Names and types of the fields that samples have. A value of None tells no type."""
-    kinds: dict[str, str | None] = {}
-    for sample in samples:
-        for field, value in sample.items() if isinstance(sample, Mapping) else ():
-            known = kinds.setdefault(field, NOTHING)
-            if value is not None:
-                kinds[field] = _wider(known, _kind_of(value))
-    return {field: kind or None for field, kind in kinds.items()}
-
-
-def _wider(known: str | None, kind: str | None) -> str | None:
-    """The type that holds values of both types; `known` if no type does, so that the writer refuses the other value."""
-    if known == NOTHING:
-        return kind
-    return "f64" if {known, kind} == {"i64", "f64"} else known
-
-
-def _kind_of(value: Any) -> str | None:
-    """The type of a field with this value; None: bytes; "?" and the name of the value's type: no field can hold it."""
-    if value is None or isinstance(value, (bytes, bytearray, memoryview, str)):
-        return None
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, (int, float)):
-        return "i64" if isinstance(value, int) else "f64"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        value = _array(value)
-        return _kind_of_array(value.dtype, value.shape)
-    return f"?{type(value).__name__}"
-
-
-def _kind_of_array(dtype: numpy.dtype[Any], shape: Sequence[int]) -> str | None:
-    if dtype.kind not in "biuf" and dtype.name != "bfloat16":
-        return None if dtype.kind in "SUO" and not shape else f"?an array of {dtype}"
-    dims = ",".join(str(dim) for dim in shape)
-    return f"{dtype.name}[{dims}]" if dims else dtype.name
-
-
-def _array(value: Any) -> Any:
-    """A numpy array of an array or tensor."""
-    if type(value).__module__.split(".")[0] == "torch":
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            raise TypeError("numpy has no bfloat16: give tensor.view(torch.uint16) and the type bf16[...] in fields=")
-        return value.numpy()
-    array = numpy.asarray(value)
-    if hasattr(value, "dtype") or array.dtype.kind not in "fSU":
-        return array
-    # Beside texts, numpy makes texts of numbers. It cuts NULs off the ends of texts, and rounds integers beside floats.
-    return numpy.asarray(value, object) if array.dtype.kind in "SU" else exactly(value, array.dtype.name)
 
 
 def _class_of(number: int, classes: list[str]) -> str | None:
@@ -416,7 +255,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, memoryview):
         return bytes(value).decode()
     return value.item() if hasattr(value, "item") else value
-
-
-NOTHING = ""  # the type of a field without a value so far
-ROWS_AT_ONCE = 1024

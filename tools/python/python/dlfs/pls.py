@@ -211,8 +211,8 @@ class _Stream:
         """Bytes and label of the next sample. The index only shows whether the sampler begins again."""
         if index in self._taken or len(self._taken) == self._most:
             raise Unsupported(
-                f"sample {index} is asked for when epoch {self.epoch} has had it, or has no more: begin each epoch with "
-                "scheduling(epoch), and read with a sampler that gives each index once, with num_workers=0"
+                f"sample {index} is asked for when epoch {self.epoch} has had it, or has no more: begin each epoch "
+                "with scheduling(epoch), and read with a sampler that gives each index once, with num_workers=0"
             )
         self._taken.add(index)
         sample = self._next()
@@ -259,7 +259,8 @@ def _imported(folder: str, rank: int) -> Path:
     if rank == 0 and not os.path.exists(image):
         part = image + ".part"
         Path(part).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "dlfs", "import", "--quiet", folder, part.replace("%", "%25").replace(",", "%2C")]
+        address = part.replace("%", "%25").replace(",", "%2C")
+        command = [sys.executable, "-m", "dlfs", "import", "--quiet", folder, address]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise InvalidArgument(f"{folder} cannot be imported: {done.stderr.strip()}")

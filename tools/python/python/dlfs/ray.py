@@ -32,13 +32,13 @@ class Datasink(ray.data.Datasink[WrittenPart]):  # type: ignore[misc]
     """Writes the rows of a Ray data set as a new image: `ds.write_datasink(dlfs.ray.Datasink(address), concurrency=2)`.
 
     Each write task writes one part (dlfs.WritePlan) onto a namespace that is free, and the driver commits the parts of
-    those tasks that Ray counts, in the order of the tasks. A task that fails or is killed is repeated by Ray; of several
+    those tasks that Ray counts, in the order of the tasks. Ray repeats a task that fails or is killed; of several
     attempts one counts, and the others become free space. Nothing is visible before the commit.
 
     address     the addresses of the namespaces, which all nodes reach. As many tasks write at once as there are
                 namespaces: give write_datasink(concurrency=) that number. Other tasks wait for `wait` seconds
-    fields      the columns to take as fields, or their names and types, as for dlfs.Writer. None: all that are not name,
-                label or columns, with the types that the first block has
+    fields      the columns to take as fields, or their names and types, as for dlfs.Writer. None: all except name,
+                label and columns, with the types that the first block has
     columns     typed label columns: names and types
     name        the column that is the name of the sample. None: a name of part and row, which differ from run to run
     label       the column that is the label: a number, or the name of one of `classes`
@@ -84,16 +84,16 @@ class Datasink(ray.data.Datasink[WrittenPart]):  # type: ignore[misc]
     def _kinds(self, schema: Any) -> dict[str, str | None]:
         """Names and types of the fields to write: as given, or from the schema of the first block."""
         schema = getattr(schema, "base_schema", schema)
-        own: dict[str, str | None] = {}
+        found: dict[str, str | None] = {}
         if isinstance(schema, pyarrow.Schema):
-            own = {field.name: _kind_of(field.type) for field in schema}
+            found = {field.name: _kind_of(field.type) for field in schema}
         if self.fields is not None:
-            kinds = {field: kind or own.get(field) for field, kind in self.fields.items()}
-        elif not own:
+            kinds = {field: kind or found.get(field) for field, kind in self.fields.items()}
+        elif not found:
             raise TypeError("the rows have no Arrow schema: say which fields they have with fields=")
         else:
             taken = {self.name, self.label, *self.columns}
-            kinds = {field: kind for field, kind in own.items() if field not in taken}
+            kinds = {field: kind for field, kind in found.items() if field not in taken}
         wrong = [f"{field} is {kind[1:]}" for field, kind in kinds.items() if kind is not None and kind[0] == "?"]
         if wrong:
             text = ", ".join(wrong)

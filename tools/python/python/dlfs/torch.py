@@ -16,48 +16,31 @@ classes work with fork, spawn and forkserver, and resume in a StatefulDataLoader
 
 from __future__ import annotations
 
-import copyreg
 import itertools
 import json
 import multiprocessing
-import multiprocessing.queues
 import os
-import pickle
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
-import numpy
 import torch
 import torch.utils.data
 import torch.utils.data._utils.collate
 
-from . import (
-    NO_LABEL,
-    Batch,
-    IndexOutOfRange,
-    InvalidArgument,
-    Loader,
-    Loading,
-    Mixture,
-    Order,
-    Peers,
-    Report,
-    Sample,
-    Tokens,
-    Unsupported,
-)
+from . import Batch, InvalidArgument, Loader, Loading, Mixture, Order, Peers, Report, Tokens, Unsupported
 from . import Dataset as _Dataset
 from . import _check, _data_place, _given, _peerless, _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 from ._errors import Error as _Error
-from ._options import Address, Fields, OrderName
+from ._map_style import Dataset, name_of
+from ._options import Address, OrderName
 from ._random import Generators, takes_rng
 from ._ranks import as_launched, by_turns, data_place, in_group, local_place_of, place_of, warn_unequal, without_node
-from ._sampler import BatchSampler, Indices, Sampler
+from ._sampler import BatchSampler, Sampler
+from ._sending import check_sendable, set_up_worker
 from ._tensors import TensorBatch, generator_of, tensor
 
 __all__ = [
@@ -73,94 +56,26 @@ __all__ = [
 ]
 
 
-class Dataset(torch.utils.data.Dataset[Any]):
-    """A map-style data set over a dlfs.Dataset; a batch of indices is read at once.
-
-    An item is transform(view, label): `view` is a read-only memoryview of the sample's bytes (a dlfs.Sample,
-    a mapping of names to views, if it has several fields), `label` an int or None. Without a transform an item is
-    (uint8[L], label), or ({name: uint8[L]}, label). A field with a type is an array of its dtype and shape instead of a
-    view; without a transform, a tensor of these. `fields` is as in dlfs.open.
-
-    If the transform has a further parameter `rng`, it gets dlfs.random_of(seed, epoch, id) there: augmentations that
-    draw from it are repeated exactly by a run that is repeated or resumes, with any workers and ranks. Seed and epoch
-    are those of the dlfs.torch.BatchSampler that chose the indices.
-    """
-
-    def __init__(
-        self,
-        dataset: _Dataset,
-        transform: Callable[..., Any] | None = None,
-        fields: Fields | None = None,
-    ) -> None:
-        self.transform: Callable[..., Any] = transform or _plain
-        self.dataset, self._fields = dataset, fields
-        dataset.read_batch([], fields=fields)  # raises here if there is no such field
-        # Indices count existing samples; ids have gaps if samples were deleted.
-        labels, ids = dataset.labels, dataset.ids
-        whole = len(ids) == 0 or int(ids[-1]) == len(ids) - 1
-        self._ids = None if whole else ids
-        self._has_labels = labels is not None
-        self._takes_rng = takes_rng(transform)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __repr__(self) -> str:
-        transform = "" if self.transform is _plain else f", transform={_name(self.transform)}"
-        fields = "" if self._fields is None else f", fields={self._fields!r}"
-        return f"<dlfs.torch.Dataset of {self.dataset!r}{transform}{fields}>"
-
-    def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexOutOfRange(f"there is no sample {index}: the data set has {len(self)}")
-        return self.__getitems__([index % len(self)])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The items at `indices`, whose bytes are read as one batch."""
-        drawn = indices
-        if self._ids is not None:
-            indices = self._ids[list(indices)].tolist()
-        batch = self.dataset.read_batch(indices, fields=self._fields)
-        if torch.utils.data.get_worker_info() is not None:
-            _set_up_worker()
-        given = _labels(batch)
-        kind = batch.field_type
-        if kind is not None and self.transform is _plain:
-            return [(tensor(view, dtype=kind.dtype), label) for view, label in zip(batch, given)]
-        items = zip(batch.tolist(), given)
-        if not self._takes_rng:
-            return [self.transform(view, label) for view, label in items]
-        if not isinstance(drawn, Indices):
-            raise InvalidArgument(
-                "the transform takes rng, which depends on seed and epoch: let a dlfs.torch.BatchSampler choose the "
-                "indices (batch_sampler=)"
-            )
-        rngs = Generators(drawn.seed, drawn.epoch, batch.ids.tolist())
-        return [self.transform(*item, rng=rngs[at]) for at, item in enumerate(items)]
+# The words of the int64 tensor that the processes of an IterableDataset share. Workers read it at the start of each
+# epoch. 0: how often the user has moved the run. 1: the epoch of the last move. 2: the number of samples of that epoch
+# before the place of the last move.
+# _BEGUN: the move after which workers have begun, plus one; zero once this process reads. _WARNED: 1 once
+# warn_unequal has warned.
+# _TAKEN, three words: the move from which workers have resumed within an epoch, their seed, and the number of the
+# first one's process.
+# _LANES: the lanes of the grouped order of a loaded state, or zero.
+# _AGAIN, three words: move and epoch, each plus one, with which workers were last started; 1 once a second start was
+# reported.
+_BEGUN, _WARNED, _TAKEN, _LANES, _AGAIN, _WORDS = 3, 4, 5, 8, 9, 12
 
 
-def _name(function: Any) -> str:
-    """The name of a transform in a repr."""
-    return getattr(function, "__qualname__", None) or repr(function)
+class _WorkerPlace(NamedTuple):
+    """The place of a process that reads: a worker of a rank. Without workers, the only worker of its rank."""
 
-
-def _labels(batch: Batch) -> list[int | None]:
-    labels = batch.labels
-    if labels is None:
-        return [None] * len(batch)
-    return [None if label == NO_LABEL else label for label in labels.tolist()]
-
-
-def _plain(view: Any, label: int | None) -> tuple[Any, int | None]:
-    if not isinstance(view, Sample):
-        return tensor(view), label
-    kinds = view.field_types
-
-    def one(name: str, field: Any) -> torch.Tensor | None:
-        kind = kinds.get(name)
-        return None if field is None else tensor(field, dtype=None if kind is None else kind.dtype)
-
-    return {name: one(name, field) for name, field in view.items()}, label
+    rank: int
+    world_size: int
+    worker: int = 0
+    workers: int = 1
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
@@ -230,10 +145,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         elif any(value not in (False, "read-through", 60.0) for value in joining.values()):
             raise TypeError(f"IterableDataset() got {', '.join(joining)} without peers")
         self._given = data or self._given
-        # Rank, world size, number of this worker, and number of workers.
-        self._place = (*self._rank(), 0, 1)
+        self._place = _WorkerPlace(*self._rank())
         if isinstance(dataset, Mixture) and batch_size is not None:
-            self.dataset = dataset._pinned(batch_size * self._place[1])
+            self.dataset = dataset._pinned(batch_size * self._place.world_size)
         self._loader = self._make(self._place)  # raises errors here, not in a worker
         self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
         self._followed = 0
@@ -261,7 +175,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._stored = made
         return made.options.get("rank", rank), made.options.get("world_size", world_size)
 
-    def _make(self, place: tuple[int, int, int, int]) -> Loader:
+    def _make(self, place: _WorkerPlace) -> Loader:
+        """The loader of a worker of a rank."""
         rank, world_size, worker, workers = place
         if self._stored is not None:
             return self._stored if workers == 1 else self._stored._worker(worker, workers)
@@ -284,13 +199,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The loader of this process, moved to where the user moved the run; in a worker, of its share of the rank."""
         info = torch.utils.data.get_worker_info()
         share = (0, 1) if info is None else (info.id, info.num_workers)
-        place = (*self._rank(), *share)
+        place = _WorkerPlace(*self._rank(), *share)
         if place != self._place:
             self._loader, self._place = self._make(place), place
             self._followed, self._epoch = 0, 0
         moves, epoch, consumed = self._shared[:_BEGUN].tolist()
         if moves != self._followed:
-            if consumed and info is not None and not self._goes_on(info):
+            if consumed and info is not None and not self._resumes(info):
                 epoch, consumed = epoch + 1, 0
             state = self._loader.state_dict()
             if lanes := int(self._shared[_LANES]):
@@ -300,7 +215,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._followed = moves
         return self._loader
 
-    def _goes_on(self, info: Any) -> bool:
+    def _resumes(self, info: Any) -> bool:
         """Returns whether this worker resumes from the loaded state: the workers of the first iteration do, those
         started for a later one do not."""
         seed, first = info.seed - info.id, _number_of_process() - info.id
@@ -336,7 +251,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if self._given == (None, None) and (info is None or info.id == 0) and not in_group():
             _warn_of_launcher()
         if info is not None:
-            _set_up_worker()
+            set_up_worker()
             # Advances by one at each iteration, even an incomplete one, so that all workers agree.
             last = self._options.get("epochs") or sys.maxsize
             loader.set_epoch(min(self._epoch, last))
@@ -372,30 +287,31 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if self._by_tokens():
             return self._left(state, workers, rank)
         if self._stored is not None:
-            own = ("store", "blocking_exchange", "restart_shares")
-            options = {name: value for name, value in self._options.items() if name not in own}
+            of_store = ("store", "blocking_exchange", "restart_shares")
+            options = {name: value for name, value in self._options.items() if name not in of_store}
             alone = Loader(self.dataset, rank=rank, world_size=world_size, **options)
             alone.load_state_dict(state)
             return alone.batches_left
         for worker in range(workers):
-            loader = self._make((rank, world_size, worker, workers))
+            loader = self._make(_WorkerPlace(rank, world_size, worker, workers))
             loader.load_state_dict(state)
             left += loader.batches_left
         return left
 
     def _item(self, batch: Batch, as_worker: bool = False) -> Any:
+        """The item that a loop gets for `batch`. as_worker: as if a worker process read it."""
         in_worker = as_worker or torch.utils.data.get_worker_info() is not None
         if self.transform is None:
             return TensorBatch.of(batch) if in_worker or batch.on_device is not None else batch
         given = {"rng": Generators.of(self._options.get("seed", 0), batch)} if self._takes_rng else {}
         item = self.transform(batch, **given)
         if in_worker:
-            _check_sendable(item, "the transform's result")
+            check_sendable(item, "the transform's result")
         return item
 
     def __repr__(self) -> str:
         given = [f"{name}={value!r}" for name, value in self._options.items()]
-        given += [] if self.transform is None else [f"transform={_name(self.transform)}"]
+        given += [] if self.transform is None else [f"transform={name_of(self.transform)}"]
         rank, world_size = self._rank()
         of = f", rank {rank} of {world_size}" if world_size > 1 else ""
         return f"<dlfs.torch.IterableDataset of {self.dataset!r}{of}: {', '.join(given)}>"
@@ -407,18 +323,18 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def report(self, path: Address | None = None) -> Report:
         """The reasons for waits of this process, as Loader.report. Raises Unsupported if worker processes read
         instead."""
-        return self._own("a report").report(path)
+        return self._reading_loader("a report").report(path)
 
     def trace_json(self) -> str:
         """The newest events of this process, as Loader.trace_json. Raises Unsupported if worker processes read
         instead."""
-        return self._own("a trace").trace_json()
+        return self._reading_loader("a trace").trace_json()
 
     def save_trace(self, path: Address) -> None:
         """Writes what trace_json returns to `path`."""
-        self._own("a trace").save_trace(path)
+        self._reading_loader("a trace").save_trace(path)
 
-    def _own(self, what: str) -> Loader:
+    def _reading_loader(self, what: str) -> Loader:
         """The loader of this process, unless worker processes have read."""
         if torch.utils.data.get_worker_info() is None and int(self._shared[_BEGUN]):
             raise Unsupported(
@@ -452,7 +368,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         count, place = max(workers, 1), self._rank()
         if self._by_tokens():
             return self._left({**self._own_state(), "consumed": 0}, count, place[0])
-        return sum(len(self._make((*place, worker, count))) for worker in range(count))
+        return sum(len(self._make(_WorkerPlace(*place, worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
         """Moves to the start of `epoch` at the next iteration, in worker processes, too. Right after
@@ -488,6 +404,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._resumed = place["epoch"]
 
     def _move(self, epoch: int, consumed: int) -> None:
+        """Moves the run, in worker processes, too, to where this many samples of the epoch have been consumed."""
         if epoch < 0:
             raise InvalidArgument(f"there is no epoch {epoch}")
         self._shared[:_BEGUN] = torch.tensor([int(self._shared[0]) + 1, epoch, consumed])
@@ -515,6 +432,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return place if self._local is None else (by_turns(*place, *self._local), place[1])
 
     def _epochs(self) -> int:
+        """The number of epochs of the run; sys.maxsize if it has no end."""
         return self._options.get("epochs") or sys.maxsize
 
     def _check_rounds(self) -> None:
@@ -597,6 +515,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return pieces
 
     def _after_round(self, state: Mapping[str, Any], round: Round) -> dict[str, Any]:
+        """The state after the round that begins at `state`."""
         ids = self._ids_of(state, round, 0, 0)
         ids.next()
         return ids.state_dict()
@@ -636,16 +555,6 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _share(self._shared)  # no effect in a spawned worker; another copy shares it with workers of its own
-
-
-# The words of the int64 tensor that the processes of an IterableDataset share. Workers read it at the start
-# of each epoch. 0 to 2: how often the user moved the run, to which epoch, and after how many of its samples.
-# _BEGUN: the move after which workers have begun, plus one. _WARNED: whether unequal ranks were reported.
-# _TAKEN: for which move workers have resumed within the epoch, their seed, and the number of the first one.
-# _LANES: lanes of the grouped order of a loaded state, or zero.
-# _AGAIN: move and epoch, each plus one, with which workers were last started, and whether a second start was
-# reported.
-_BEGUN, _WARNED, _TAKEN, _LANES, _AGAIN, _WORDS = 3, 4, 5, 8, 9, 12
 
 
 class _Batches(Iterator[Any]):
@@ -690,61 +599,6 @@ _ORDER = ("order", "epochs", "drop_last", "pad", "weights", "without_replacement
 
 # torch does not annotate this function.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
-
-
-def _set_up_worker() -> None:
-    """Makes a worker process of DataLoader send views as copies, and exit if it cannot send a result:
-    torch would wait for ever for a result that a thread of the worker failed to pickle."""
-    if copyreg.dispatch_table.get(memoryview) is not _reduce_view:
-        copyreg.pickle(memoryview, _reduce_view)
-        if hasattr(multiprocessing.queues.Queue, "_on_queue_feeder_error"):
-            multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_worker)
-
-
-def _reduce_view(view: memoryview) -> tuple[Any, ...]:
-    return _view, (view.tobytes(), view.format, view.shape)
-
-
-def _view(data: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
-    view = memoryview(data)
-    plain = format == "B" and len(shape) == 1
-    return view if plain else view.cast(format, shape)  # type: ignore[call-overload]
-
-
-def _end_worker(error: Exception, _: object) -> None:
-    print("dlfs: DataLoader cannot send the result of a worker process:", file=sys.stderr)
-    traceback.print_exception(error)
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def _check_sendable(item: Any, where: str) -> None:
-    """Checks that a worker process can send items of this type; each type is tried once.
-
-    Raises TypeError, which DataLoader passes on.
-    """
-    if isinstance(item, dict):
-        for key, value in item.items():
-            _check_sendable(value, f"{where}[{key!r}]")
-    elif isinstance(item, (list, tuple)):
-        for at, value in enumerate(item):
-            _check_sendable(value, f"{where}[{at}]")
-    elif type(item) not in _SENDABLE:
-        kind = f"{type(item).__module__}.{type(item).__qualname__}"
-        try:
-            pickle.dumps(item)
-        except Exception as error:
-            raise TypeError(
-                f"{where} is a {kind}, which a worker process cannot send ({error}): return tensors, "
-                "arrays, bytes or a dlfs.Batch, or read without workers (num_workers=0)"
-            ) from None
-        _SENDABLE.add(type(item))
-
-
-_SENDABLE: set[type] = {
-    *(Batch, Sample, TensorBatch, memoryview, numpy.ndarray, torch.Tensor),
-    *(bool, bytes, float, int, str, type(None)),
-}
 
 
 def _is_a_batch(batch: Sequence[Any], **_: Any) -> Any:
