@@ -58,9 +58,9 @@ class OverlappingLoader(_Loader):
             return super().batches_left
         with self._overlap.at_rest():
             position = self._position
-            here = position is None or super().epoch == self.epoch
+            is_in_epoch = position is None or super().epoch == self.epoch
             ahead = 0 if position is None else position.taken - position.handed
-            return ahead + (super().batches_left if here else 0)
+            return ahead + (super().batches_left if is_in_epoch else 0)
 
     @property
     def options(self) -> dict[str, Any]:
