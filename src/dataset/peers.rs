@@ -201,8 +201,8 @@ impl Dataset {
         self.image().check_mode(run, meeting.options.serving)?;
         self.image().served(run, meeting.options.serving)?;
         let meeting = of_this_round(meeting);
-        let mut own = meeting.rendezvous(connect)?;
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
+        let mut of_meeting = meeting.rendezvous(connect)?;
+        let mut watched = Watched { rendezvous: chosen(&mut of_meeting, object)?, watch };
         let image = self.image().clone();
         let image = image.with_peers(&meeting.peer_options(connect), run, &mut watched)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
@@ -230,8 +230,8 @@ impl Dataset {
         let (rank, _) = peers.place();
         let mut meeting = meeting.clone();
         meeting.round.clone_from(&peers.round().records()[rank as usize].round);
-        let mut own = meeting.rendezvous_of_end(connect)?;
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
+        let mut of_meeting = meeting.rendezvous_of_end(connect)?;
+        let mut watched = Watched { rendezvous: chosen(&mut of_meeting, object)?, watch };
         peers.wait_for_end(&mut watched, timeout)
     }
 
@@ -258,13 +258,13 @@ pub(super) fn of_this_round(meeting: &Meeting) -> Meeting {
     meeting
 }
 
-/// The rendezvous of the ranks: the meeting's own, or the one that the program passed.
+/// The rendezvous of the ranks: that of the meeting, or else the object that the program passed.
 pub(super) fn chosen<'a, 'b>(
-    own: &'a mut Option<Box<dyn Rendezvous>>,
+    of_meeting: &'a mut Option<Box<dyn Rendezvous>>,
     object: Option<&'a mut (dyn Rendezvous + 'b)>,
 ) -> Result<&'a mut (dyn Rendezvous + 'b)> {
-    match (own, object) {
-        (Some(own), _) => Ok(&mut **own),
+    match (of_meeting, object) {
+        (Some(of_meeting), _) => Ok(&mut **of_meeting),
         (None, Some(object)) => Ok(object),
         (None, None) => {
             Err(invalid("the ranks meet in an object of the program, and there is none"))

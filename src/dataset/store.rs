@@ -109,8 +109,8 @@ impl Dataset {
             return Ok(Dataset::from_image(image, self.0.options.clone()));
         };
         let meeting = of_this_round(meeting);
-        let mut own = meeting.rendezvous(connect)?;
-        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch };
+        let mut of_meeting = meeting.rendezvous(connect)?;
+        let mut watched = Watched { rendezvous: chosen(&mut of_meeting, object)?, watch };
         let peers = Some((&meeting.peer_options(connect), &mut watched as &mut dyn Rendezvous));
         let image = image.with_store(options, run, peers)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))

@@ -94,7 +94,7 @@ fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
     }
     let units = cache.units();
     let mut others = HolderMap::empty(units.num_portions().into());
-    let mut own = Vec::new();
+    let mut local_tiers = Vec::new();
     for (index, node) in (0_u16..).zip(round.nodes()) {
         let of_node = (0..run_ranks).filter(|rank| round.node_of(rank % ranks) == index);
         let rooms = TierRooms { pages: node.room_pages.clone(), keep_parts: true };
@@ -102,14 +102,14 @@ fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
             of_node.map(|rank| TierPlan::of(by_portion, rank, units, &rooms)).collect();
         let plan = TierPlan::merge(&plans.iter().collect::<Vec<_>>(), units, &rooms);
         if index == peers.own_node() {
-            own = plan.tier_of_portions();
+            local_tiers = plan.tier_of_portions();
         } else {
             plan.copies_in_order(units, |copy| others.add(index.into(), &copy));
         }
     }
     let node = |portion: u32| {
         let Some(other) = others.holder(SampleId(portion.into())) else { return PlanMap::NOBODY };
-        match cache.source(own[portion as usize], Some(other.tier), run_ranks) {
+        match cache.source(local_tiers[portion as usize], Some(other.tier), run_ranks) {
             Source::Remote(_) => other.rank as u16,
             Source::Local(_) | Source::Origin => PlanMap::NOBODY,
         }

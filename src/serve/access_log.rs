@@ -362,8 +362,8 @@ mod tests {
         let warnings = Warnings::new(start, Arc::new(nobody));
         let after = |number| start + Duration::from_millis(number);
         let due = |number| warnings.due(after(number), WarningKind::NoConnection);
-        let said: Vec<u64> = (0..1000).filter_map(due).collect();
-        assert_eq!(said, [0]);
+        let counts: Vec<u64> = (0..1000).filter_map(due).collect();
+        assert_eq!(counts, [0]);
         assert_eq!(warnings.due(start, WarningKind::HostNotAllowed), Some(0), "another kind");
         assert_eq!(warnings.due(start + INTERVAL, WarningKind::NoConnection), Some(999));
     }

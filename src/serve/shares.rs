@@ -241,12 +241,12 @@ impl Turns {
             priorities;
         let Host { weight, node, namespaces } = &mut self.by_host[flow.host];
         let cost = Tag::from(cost);
-        let its = &mut namespaces[flow.namespace];
+        let namespace_node = &mut namespaces[flow.namespace];
         self.hosts.virtual_time = self.hosts.virtual_time.max(host);
         node.children.virtual_time = node.children.virtual_time.max(namespace);
-        its.children.virtual_time = its.children.virtual_time.max(connection);
+        namespace_node.children.virtual_time = namespace_node.children.virtual_time.max(connection);
         node.finish = host + cost * SCALE / Tag::from(*weight);
-        its.finish = namespace + cost;
+        namespace_node.finish = namespace + cost;
         self.connections[flow.connection] = connection + cost;
     }
 

@@ -231,15 +231,15 @@ impl Subsystem {
     /// Removes a host's controllers, except those of the discovery service; returns how many there were.
     pub(super) fn disconnect(&self, hostnqn: &Nqn) -> usize {
         let mut controllers = self.controllers.lock();
-        let its = |controller: &&Arc<Controller>| {
+        let is_of_host = |controller: &&Arc<Controller>| {
             !controller.is_discovery && controller.hostnqn == *hostnqn
         };
-        let its: Vec<_> = controllers.by_cntlid.values().filter(its).cloned().collect();
-        for controller in &its {
+        let removed: Vec<_> = controllers.by_cntlid.values().filter(is_of_host).cloned().collect();
+        for controller in &removed {
             controller.end.because("the operator disconnects the host");
             controllers.remove(controller);
         }
-        its.len()
+        removed.len()
     }
 
     /// The controllers of all hosts, without those of the discovery service.
@@ -358,34 +358,12 @@ impl Subsystem {
         tls_identity: Option<&TlsIdentity>,
         now: Instant,
     ) -> Result<Queue, Refusal> {
-        if sqe.connect_recfmt() != 0 {
-            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT, "unknown record format"));
-        }
-        let sqsize = sqe.connect_sqsize();
-        if sqsize == 0 || sqsize >= self.options.max_queue_entries {
-            let max = self.options.max_queue_entries;
-            let entries = u32::from(sqsize) + 1;
-            let why = format!(
-                "a queue of {entries} entries; allowed are 2 to {max} (--max-queue-entries)"
-            );
-            return Err(Refusal::command(SQSIZE_OFFSET, why));
-        }
+        self.check_command(sqe)?;
         let is_no_name = |offset| move |_| Refusal::data(offset, "a name that cannot be an NQN");
         let hostnqn = data.hostnqn().map_err(is_no_name(ConnectData::HOSTNQN_OFFSET))?;
         let subnqn = data.subnqn().map_err(is_no_name(ConnectData::SUBNQN_OFFSET))?;
         let is_discovery = subnqn.as_str() == Nqn::DISCOVERY;
-        if !is_discovery && subnqn != self.options.nqn {
-            let why = format!("there is no subsystem {:?} here", subnqn.as_str());
-            return Err(Refusal::data(ConnectData::SUBNQN_OFFSET, why));
-        }
-        if self.draining_since.get().is_some() {
-            return Err(Refusal { kind: None, ..busy("the target drains before it stops") });
-        }
-        if !is_discovery && !self.allows(&hostnqn) {
-            let refusal =
-                Refusal::of(Status::CONNECT_INVALID_HOST, "the host is not on the allow-list");
-            return Err(Refusal { kind: Some(WarningKind::HostNotAllowed), ..refusal });
-        }
+        self.check_names(&hostnqn, &subnqn, is_discovery)?;
         let keys = self.keys_of(&hostnqn).filter(|_| !is_discovery);
         let qid = sqe.connect_qid();
         // With `must_concat`, the admin queue starts outside TLS: its authentication generates the PSK.
@@ -414,11 +392,45 @@ impl Subsystem {
             concatenation,
             resets: controller.resets.load(Ordering::Relaxed),
             controller,
-            qid: sqe.connect_qid(),
-            sqsize,
+            qid,
+            sqsize: sqe.connect_sqsize(),
             sq_flow_control: !sqe.connect_disables_sq_flow_control(),
             subsystem: self.clone(),
         })
+    }
+
+    /// Checks the record format and the queue length of a Connect.
+    fn check_command(&self, sqe: &Sqe) -> Result<(), Refusal> {
+        if sqe.connect_recfmt() != 0 {
+            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT, "unknown record format"));
+        }
+        let sqsize = sqe.connect_sqsize();
+        if sqsize == 0 || sqsize >= self.options.max_queue_entries {
+            let max = self.options.max_queue_entries;
+            let entries = u32::from(sqsize) + 1;
+            let why = format!(
+                "a queue of {entries} entries; allowed are 2 to {max} (--max-queue-entries)"
+            );
+            return Err(Refusal::command(SQSIZE_OFFSET, why));
+        }
+        Ok(())
+    }
+
+    /// Checks that the target serves this subsystem, and serves it to this host.
+    fn check_names(&self, hostnqn: &Nqn, subnqn: &Nqn, is_discovery: bool) -> Result<(), Refusal> {
+        if !is_discovery && *subnqn != self.options.nqn {
+            let why = format!("there is no subsystem {:?} here", subnqn.as_str());
+            return Err(Refusal::data(ConnectData::SUBNQN_OFFSET, why));
+        }
+        if self.draining_since.get().is_some() {
+            return Err(Refusal { kind: None, ..busy("the target drains before it stops") });
+        }
+        if !is_discovery && !self.allows(hostnqn) {
+            let refusal =
+                Refusal::of(Status::CONNECT_INVALID_HOST, "the host is not on the allow-list");
+            return Err(Refusal { kind: Some(WarningKind::HostNotAllowed), ..refusal });
+        }
+        Ok(())
     }
 
     /// Creates a controller for an admin queue, if the limits permit it or another controller can be evicted.
@@ -649,8 +661,8 @@ fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
 /// The CNTLID before the first one that is assigned. Hosts refuse a controller whose identifier they know from another
 /// target of the same subsystem, so it depends on machine and addresses.
 fn last_cntlid(addresses: &[SocketAddr]) -> u16 {
-    let place = format!("{:?} {addresses:?}", machine_uuid());
-    (xxhash_rust::xxh3::xxh3_64(place.as_bytes()) % u64::from(MAX_CNTLID)) as u16
+    let text = format!("{:?} {addresses:?}", machine_uuid());
+    (xxhash_rust::xxh3::xxh3_64(text.as_bytes()) % u64::from(MAX_CNTLID)) as u16
 }
 
 /// Offset of QID in the Connect command.

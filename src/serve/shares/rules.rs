@@ -179,7 +179,7 @@ impl Limiter {
 
     fn usage_if(&self, subsystem: &Nqn, which: impl Fn(&Arc<Usage>) -> bool) -> Vec<HostUsage> {
         let state = self.0.state.lock();
-        let its = state.usage.iter().filter(|((of, _), usage)| of == subsystem && which(usage));
+        let usages = state.usage.iter().filter(|((of, _), usage)| of == subsystem && which(usage));
         let describe = |((_, host), usage): (&(Nqn, Nqn), &Arc<Usage>)| {
             let [reads, read_bytes, writes, written_bytes] =
                 usage.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -196,7 +196,7 @@ impl Limiter {
                 limits: rules.iter().map(|rule| rule.limits).collect(),
             }
         };
-        its.map(describe).collect()
+        usages.map(describe).collect()
     }
 
     /// Adds the counters of hosts to `snapshot`.
@@ -233,7 +233,7 @@ impl Limiter {
         all.entry((subsystem.clone(), host.clone())).or_default().clone()
     }
 
-    /// The buckets of a host, those that it has to itself first, then those of its group; and its weight.
+    /// The buckets of a host: its exclusive ones first, then those of its group. And the weight of the host.
     pub(in super::super) fn classes_of(&self, host: &Nqn) -> (Vec<Arc<Class>>, u32) {
         let LimiterState { rules, classes, .. } = &mut *self.0.state.lock();
         let rules: Vec<&HostRule> = rules.of(host).collect();
@@ -256,7 +256,7 @@ impl Limiter {
         limits.has_rates().then(|| classes.class(key, *limits))
     }
 
-    /// The paces of hosts at a namespace, for all its pollers.
+    /// The paces of hosts at namespace `nsid` of `subsystem`, for all pollers.
     pub(in super::super) fn paces_of(&self, subsystem: &Nqn, nsid: Nsid) -> Arc<Paces> {
         self.0.state.lock().paces(Key::Namespace(subsystem.clone(), nsid))
     }
@@ -304,10 +304,10 @@ impl Rules {
     /// The rules that apply to a host: the one without a group, then the one of its group.
     fn of<'a>(&'a self, host: &'a Nqn) -> impl Iterator<Item = &'a HostRule> {
         [false, true].into_iter().filter_map(move |is_group| {
-            let its = |rule: &&HostRule| {
+            let applies = |rule: &&HostRule| {
                 rule.group.is_some() == is_group && rule.hosts.iter().any(|one| one.matches(host))
             };
-            self.hosts.iter().find(its)
+            self.hosts.iter().find(applies)
         })
     }
 }

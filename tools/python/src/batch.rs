@@ -11,13 +11,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::convert::{self, position};
-use crate::dataset::picked;
 use crate::device::{Arrived, OnDevice};
 use crate::dlpack::{self, DeviceId, Request, Spec};
 use crate::error::{OrRaise as _, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Lent, Memory, Source, Views};
 use crate::fields::Fields;
 use crate::held::{Beside, Held};
+use crate::keys::picked;
 use crate::numpy;
 use crate::sample::Sample;
 

@@ -22,12 +22,11 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
 use crate::convert::{self, position};
-use crate::error::{
-    self, OrRaise as _, detached, raise, raise_invalid, raise_lookup, try_detached,
-};
+use crate::error::{self, OrRaise as _, detached, raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
 use crate::fields::{Choice, Fields};
 use crate::held::Held;
+use crate::keys::{Keys, Names, looked_up, picked};
 use crate::options::{about, open_options, seconds, without};
 use crate::peers::{Join, keywords};
 use crate::sample_file::{self, SampleFile};
@@ -315,7 +314,7 @@ impl Dataset {
     fn names(&self, py: Python<'_>) -> PyResult<Names> {
         let dataset = self.dataset(py)?;
         detached(py, |watch| dataset.load_names(watch))?;
-        Ok(Names { dataset })
+        Ok(Names::of(dataset))
     }
 
     /// Name of the sample `id`, as from os.fsdecode.
@@ -733,86 +732,6 @@ impl Dataset {
         dataset.ok_or_else(|| {
             raise_invalid(py, "the data set is closed; open it again with dlfs.open".into())
         })
-    }
-}
-
-/// Looks up the id of the sample called `name`. The outer error is an exception, the inner one of the library.
-pub(crate) fn looked_up(
-    dataset: &dataset::Dataset,
-    name: &Bound<'_, PyAny>,
-) -> PyResult<dlfs::Result<SampleId>> {
-    let bytes = convert::to_bytes(name)?;
-    try_detached(name.py(), |watch| dataset.lookup(&bytes, watch))
-}
-
-/// The names of the samples of a data set, by index.
-#[pyclass(frozen, module = "dlfs._dlfs", sequence)]
-pub(crate) struct Names {
-    dataset: dataset::Dataset,
-}
-
-#[pymethods]
-impl Names {
-    fn __len__(&self) -> usize {
-        self.dataset.len() as usize
-    }
-
-    /// names[i]: a str; names[i:j]: a list of them.
-    fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let py = index.py();
-        let len = self.dataset.len();
-        if let Ok(slice) = index.cast::<PySlice>() {
-            let names = picked(slice, len)?.map(|at| self.at(py, at));
-            return Ok(PyList::new(py, names.collect::<PyResult<Vec<_>>>()?)?.into_any());
-        }
-        self.at(py, position(index, len, "data set")?)
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<names of {} samples>", self.dataset.len())
-    }
-}
-
-impl Names {
-    fn at<'py>(&self, py: Python<'py>, index: u64) -> PyResult<Bound<'py, PyAny>> {
-        let id = self.dataset.id_at(index).or_raise(py)?;
-        let name = detached(py, |watch| self.dataset.name(id, watch))?;
-        convert::to_str(py, &name)
-    }
-}
-
-/// The indices that a slice selects from `len`.
-pub(crate) fn picked(
-    slice: &Bound<'_, PySlice>,
-    len: u64,
-) -> PyResult<impl ExactSizeIterator<Item = u64>> {
-    let slice = slice.indices(len as isize)?;
-    Ok((0..slice.slicelength).map(move |n| (slice.start + n as isize * slice.step) as u64))
-}
-
-/// Ids or names of samples, as `read_batch` takes them.
-pub(crate) enum Keys {
-    Ids(Vec<SampleId>),
-    Names(Vec<Vec<u8>>),
-}
-
-impl Keys {
-    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
-        if convert::is_name(given) {
-            let text =
-                "a sequence of ids or names is expected, not one name; ds[name] reads one sample";
-            return Err(PyTypeError::new_err(text));
-        }
-        // Arrays become lists of plain integers in one call.
-        let given =
-            if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
-        // Iterated once: a generator gives its elements only once.
-        let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
-        if keys.first().is_some_and(convert::is_name) {
-            return Ok(Keys::Names(keys.iter().map(convert::to_bytes).collect::<PyResult<_>>()?));
-        }
-        let ids = keys.iter().map(|key| Ok(SampleId(convert::id(key)?)));
-        Ok(Keys::Ids(ids.collect::<PyResult<_>>()?))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Changes to an image that exists: deletes samples, and frees their space. Also saves parts of data sets as views.
+//! The calls `dlfs.delete` and `dlfs.purge`, which change an image, and `dlfs.save_views`, which writes a file of views.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::convert;
-use crate::dataset::{Dataset, Keys, addresses};
+use crate::dataset::{Dataset, addresses};
 use crate::error::detached;
+use crate::keys::Keys;
 use crate::options::{given_or, open_options, without};
 
 /// Deletes samples; see `dlfs.delete`. Returns how many there were.

@@ -165,9 +165,9 @@ impl Fields {
         }
     }
 
-    /// Returns whether a sample is a mapping of some fields, those of a choice.
-    pub(crate) fn are_chosen_several(&self) -> bool {
-        matches!(self.shown, Shown::Several(_))
+    /// The numbers of the chosen fields, if a sample is a mapping of chosen fields.
+    pub(crate) fn chosen_several(&self) -> Option<&[usize]> {
+        if let Shown::Several(numbers) = &self.shown { Some(numbers) } else { None }
     }
 
     /// The numbers of the fields that a sample maps.

@@ -296,9 +296,9 @@ impl Held {
 
     /// Length of the sample; the total of the fields that it shows if they are several.
     pub(crate) fn len_bytes(&self, index: usize) -> Result<usize> {
-        if self.fields.are_chosen_several() {
-            let fields = self.fields.mapped().into_iter();
-            let lens = fields.map(|field| Ok(self.field(index, field)?.map_or(0, <[u8]>::len)));
+        if let Some(fields) = self.fields.chosen_several() {
+            let lens =
+                fields.iter().map(|&field| Ok(self.field(index, field)?.map_or(0, <[u8]>::len)));
             return lens.sum();
         }
         if self.fields.are_several() {

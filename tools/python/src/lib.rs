@@ -8,9 +8,9 @@
 //! | `loader.rs`, `sampler.rs`, `shards.rs`, `tokens.rs` | batches along an order, its ids, shards, rows of tokens |
 //! | `batch.rs`, `sample.rs`, `held.rs`, `fields.rs` | a batch, its samples, and their fields |
 //! | `ffi.rs`, `dlpack.rs`, `numpy.rs`, `device.rs` | bytes as buffers, through DLPack, as arrays, on a device |
-//! | `writer.rs`, `import.rs`, `edit.rs` | write and change images |
+//! | `writer.rs`, `plan.rs`, `import.rs`, `edit.rs` | write and change images |
 //! | `peers.rs`, `store.rs` | the other ranks of a job |
-//! | `convert.rs`, `options.rs`, `weights.rs`, `state.rs` | arguments from Python, and states of runs |
+//! | `keys.rs`, `convert.rs`, `options.rs`, `weights.rs`, `state.rs` | arguments from Python, and states of runs |
 //! | `report.rs`, `metrics.rs`, `error.rs` | reports and metrics; exceptions, signals and warnings |
 //!
 //! Only `ffi.rs` and `dlpack.rs` have `unsafe` code.
@@ -31,12 +31,14 @@ mod ffi;
 mod fields;
 mod held;
 mod import;
+mod keys;
 mod loader;
 mod metrics;
 mod mixture;
 mod numpy;
 mod options;
 mod peers;
+mod plan;
 mod report;
 mod sample;
 mod sample_file;
@@ -60,7 +62,7 @@ mod _dlfs {
     #[pymodule_export]
     use super::batch::Batch;
     #[pymodule_export]
-    use super::dataset::{Dataset, Names};
+    use super::dataset::Dataset;
     #[pymodule_export]
     use super::device::{DeviceArray, OnDevice, register, unregister};
     #[pymodule_export]
@@ -68,13 +70,17 @@ mod _dlfs {
     #[pymodule_export]
     use super::ffi::Memory;
     #[pymodule_export]
-    use super::import::{WritePlan, import_files};
+    use super::import::import_files;
+    #[pymodule_export]
+    use super::keys::Names;
     #[pymodule_export]
     use super::loader::{Epoch, Loader};
     #[pymodule_export]
     use super::metrics::{MetricsServer, metrics_text, metrics_values};
     #[pymodule_export]
     use super::mixture::Mixture;
+    #[pymodule_export]
+    use super::plan::WritePlan;
     #[pymodule_export]
     use super::report::Report;
     #[pymodule_export]

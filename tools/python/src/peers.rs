@@ -161,8 +161,8 @@ impl Rendezvous for Object {
     }
 
     fn describe(&self) -> String {
-        let said =
+        let text =
             Python::try_attach(|py| self.object.bind(py).call_method0("describe")?.extract());
-        said.and_then(Result::ok).unwrap_or_else(|| "an object of Python".to_owned())
+        text.and_then(Result::ok).unwrap_or_else(|| "an object of Python".to_owned())
     }
 }

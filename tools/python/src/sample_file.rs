@@ -7,10 +7,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::convert;
-use crate::dataset::looked_up;
 use crate::error::{detached, raise, raise_invalid, raise_lookup};
 use crate::ffi::Output;
 use crate::fields::Fields;
+use crate::keys::looked_up;
 
 /// A sample, or one field of it, as a file: reads at offsets, each byte verified (except parts of a large file of a
 /// plain folder). `Dataset.open_sample` returns it.

@@ -22,8 +22,8 @@ use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 
 use crate::dataset::addresses;
 use crate::error::{OrRaise as _, detached, raise_invalid};
-use crate::import::{WritePlan, part_dict};
 use crate::options::given_or;
+use crate::plan::{WritePlan, part_dict};
 use crate::{convert, options};
 
 /// Writes the samples of a program; `dlfs.Writer` and `dlfs.PartWriter` are its Python halves.
