@@ -1,4 +1,4 @@
-//! The calls `dlfs.delete` and `dlfs.purge`, which change an image, and `dlfs.save_views`, which writes a file of views.
+//! The calls `dlfs.delete` and `dlfs.purge`, which change an image, and `dlfs.save_views`, which writes a view file.
 
 use std::path::PathBuf;
 
