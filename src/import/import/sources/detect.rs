@@ -392,10 +392,14 @@ pub(super) fn given_file(path: &Path) -> FoundFile {
 fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     let (file, container, packed) = spool::open(path)?;
     Ok(match packed {
-        None => tar::pair_at_beginning(front_to_back(file, 0..container.len_bytes)),
+        None => tar::pair_at_beginning(
+            front_to_back(file, 0..container.len_bytes),
+            tar::MEMBERS_LOOKED_AT,
+        ),
         Some(compression) => {
             let undone = compression.undo(FileAt::from(&*file, 0), &Expansion::default());
-            tar::pair_at_beginning(undone.map_err(|error| Error::from(error).path(path))?)
+            let undone = undone.map_err(|error| Error::from(error).path(path))?;
+            tar::pair_at_beginning(undone, tar::MEMBERS_LOOKED_AT)
         }
     })
 }

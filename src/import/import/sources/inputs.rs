@@ -168,7 +168,7 @@ impl Inputs {
         let Some((file, Stream::Bytes(mut stream))) = self.next()? else { return Ok(None) };
         let mut head = Vec::new();
         let begin = Recorded { from: &mut *stream, read: &mut head };
-        let pair = tar::pair_at_beginning(begin.take(MAX_LOOKED_AT_BYTES));
+        let pair = tar::pair_at_beginning(begin.take(MAX_LOOKED_AT_BYTES), tar::MEMBERS_LOOKED_AT);
         let shard = file.name.clone();
         self.ahead = Some((file, Stream::Bytes(Box::new(io::Cursor::new(head).chain(stream)))));
         Ok(pair.map(|pair| Decided::Pair { shard, pair }))

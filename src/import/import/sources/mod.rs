@@ -373,7 +373,7 @@ fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option
         let spooled = spool::open_or_spool(path, options)?;
         let begin = front_to_back(spooled.file.clone(), 0..spooled.container.len_bytes);
         if found.kind == SourceKind::Tar
-            && let Some(pair) = tar::pair_at_beginning(begin)
+            && let Some(pair) = tar::pair_at_beginning(begin, tar::MEMBERS_LOOKED_AT)
         {
             found.kind = SourceKind::WebDataset;
             found.decided = Some(Decided::Pair { shard: name.clone(), pair });

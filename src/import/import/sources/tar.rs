@@ -525,13 +525,13 @@ pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
     Error::new(ErrorKind::BadSource, text).path(shard).hint(hint)
 }
 
-/// The first two consecutive files with one key and different fields among the first members of an archive. They are a
-/// sign of a WebDataset shard.
-pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
+/// Two consecutive files with one key and different fields among the first `most_files` of an archive: a sign of a
+/// WebDataset shard.
+pub(crate) fn pair_at_beginning(archive: impl Input, most_files: u32) -> Option<Pair> {
     let mut members = Members::new(archive);
     let mut pairs = Pairs::default();
     let mut files = 0;
-    while files < MEMBERS_LOOKED_AT && pairs.found.is_none() {
+    while files < most_files && pairs.found.is_none() {
         let Ok(Some(member)) = members.next_member() else { break };
         let Ok(name) = clean_name(&member.name) else { continue };
         if member.kind == MemberKind::File && !is_dropping(&name) {
@@ -552,7 +552,7 @@ const NOT_TAKEN_APART: BadReason = BadReason::Syntax(
 /// Maximum length of a label in a `.cls` member.
 const MAX_LABEL_BYTES: usize = 32;
 /// Files at the beginning of an archive that are searched for a pair.
-const MEMBERS_LOOKED_AT: u32 = 64;
+pub(super) const MEMBERS_LOOKED_AT: u32 = 64;
 
 #[cfg(test)]
 mod tests {

@@ -262,22 +262,28 @@ fn telling_content(one: &Listed) -> Result<(usize, Content)> {
     Ok((row, found))
 }
 
-/// Finds tar archives. The beginnings of some tell whether they are WebDataset shards. The first one usually does; the
-/// others are requested together, since each request takes the store's delay.
+/// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first 256 KiB of the first archive
+/// usually do. Otherwise its first members are looked at, however long they are, and the beginnings of the others: at
+/// once, since each request takes the store's delay.
 fn tars(listed: &[Listed]) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
         rows.filter(|(one, row)| one.root.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
     let tars: Vec<_> = tars.take(MOST_LOOKED_AT).collect();
-    let name_and_pair = |&(one, row): &(&Listed, usize), most_bytes: u64| -> Result<_> {
-        Ok((one.name(row).to_vec(), pair_at_beginning(one, row, most_bytes)?))
+    let look = |at: usize, most: MostLookedAt| -> Result<_> {
+        let (one, row) = tars[at];
+        Ok((one.name(row).to_vec(), pair_at_beginning(one, row, most)?))
     };
-    let first = tars.first().map(|tar| name_and_pair(tar, u64::MAX)).transpose()?;
-    let mut looked_at = Vec::from_iter(first);
+    let mut looked_at = Vec::new();
+    if !tars.is_empty() {
+        looked_at.push(look(0, BEGINNING)?);
+    }
     if looked_at.iter().all(|(_, pair)| pair.is_none()) {
-        // Long members would have all of these archives read.
-        let others = tars.get(1..).unwrap_or_default();
-        looked_at.extend(map_at_once(OPENING, others, |tar| name_and_pair(tar, LOOKED_AT_BYTES))?);
+        let is_longer =
+            tars.first().is_some_and(|(one, row)| one.len_bytes(*row) > BEGINNING.bytes);
+        let left: Vec<_> = (usize::from(!is_longer)..tars.len()).collect();
+        let most = |at: usize| if at == 0 { LONG_MEMBERS } else { BEGINNING };
+        looked_at.extend(map_at_once(OPENING, &left, |&at| look(at, most(at)))?);
     }
     let decided = Decided::by(looked_at.into_iter().map(Ok))?;
     let found = shards(listed, decided.kind(), true)?;
@@ -301,18 +307,32 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
     Ok(Content::of(|at| &start[start.len().min(at as usize)..], name)?)
 }
 
-/// The first pair of a tar archive, a sign of a WebDataset shard. Reads at most `most_bytes` of the object.
-fn pair_at_beginning(one: &Listed, row: usize, most_bytes: u64) -> Result<Option<Pair>> {
+/// How much of an archive is read to find two members with one key.
+#[derive(Clone, Copy)]
+struct MostLookedAt {
+    bytes: u64,
+    members: u32,
+    /// Length of the first request; each later one has twice the length of the one before.
+    first_bytes: u64,
+}
+
+const BEGINNING: MostLookedAt =
+    MostLookedAt { bytes: 256 << 10, members: tar::MEMBERS_LOOKED_AT, first_bytes: 256 << 10 };
+/// For members that are longer than the beginning. Two members suffice to find a pair.
+const LONG_MEMBERS: MostLookedAt =
+    MostLookedAt { bytes: u64::MAX, members: 8, first_bytes: 1 << 20 };
+
+fn pair_at_beginning(one: &Listed, row: usize, most: MostLookedAt) -> Result<Option<Pair>> {
     let reader = Pieces {
         client: one.root.at.client.clone(),
         object: one.object(row),
         at: 0,
-        next_len: LOOKED_AT_BYTES,
+        next_len: most.first_bytes,
         piece: Cursor::default(),
     };
-    let reader = reader.take(most_bytes);
+    let reader = reader.take(most.bytes);
     let plain = decompressed(Box::new(reader), one.path(row), &Expansion::default())?;
-    Ok(tar::pair_at_beginning(plain))
+    Ok(tar::pair_at_beginning(plain, most.members))
 }
 
 /// Reads an object front to back, in pieces of increasing length: usually the first piece suffices.
@@ -467,13 +487,11 @@ const OTHERS: &str = "--from webdataset|tar|tfrecord|parquet|... imports the sha
 /// Maximum clients: each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives whose beginnings are read, to tell WebDataset shards from plain archives.
-const MOST_LOOKED_AT: usize = 16;
-/// Maximum stores: each takes a thread and connections.
+const MOST_LOOKED_AT: usize = 4;
+/// Limit of stores: each takes a thread and its connections.
 const MOST_THREADS: usize = 64;
 /// Bytes that suffice to detect an object's content.
 const START_BYTES: u64 = 64 << 10;
-/// Length of the first piece: usually enough to find two members with one key.
-const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// Bytes read to find the first line of a list: more than an address has.
 const MAX_LINE_BYTES: u64 = 8 << 10;
 /// The name of the threads that look objects up.
