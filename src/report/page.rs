@@ -69,7 +69,7 @@ fn tiles(report: &Report) -> String {
         (bytes(total.bytes), "of samples"),
         (duration(time), "in all"),
         (percent(share(total.stalls.total(), time)), "of it waiting"),
-        (percent(share(total.consumer, time)), "in the step itself"),
+        (percent(share(total.consumer, time)), "in the program: its step, and transforms"),
     ];
     let tile = |(value, what): (String, &str)| {
         format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>")
@@ -527,6 +527,25 @@ mod tests {
         }
         let [sentence] = &quick.advice()[..] else { panic!("{:?}", quick.advice()) };
         assert!(sentence.contains("kept up: 100 %"), "{sentence}");
+    }
+
+    #[test]
+    fn a_run_that_mostly_computes_hears_so_first_and_a_small_window_is_named() {
+        let mut busy = Report { timeline: Timeline::new(), ..report(0, 1) };
+        let mut late = Report { timeline: Timeline::new(), ..report(0, 1) };
+        for number in 1..=100 {
+            let mut stalls = Stalls::default();
+            stalls.add(Cause::Order, Duration::from_millis(2));
+            let [begin, asked, at] = [0, 8, 10].map(|ms| Duration::from_millis(10 * number + ms));
+            let batch = Delivered { asked, at, epoch: 0, samples: 32, bytes: 1 << 20, stalls };
+            late.timeline.batch(&Delivered { asked: begin, at, ..batch });
+            busy.timeline.batch(&batch);
+        }
+        assert!(busy.advice()[0].contains("reading faster saves at most 200 ms"), "{busy:?}");
+        late.reads = Reads { over_window: 7, ..Reads::default() };
+        late.facts.window_bytes = 1 << 20;
+        let advice = late.advice().join(" ");
+        assert!(advice.contains("7 buffers did not fit the window of 1.05 MB"), "{advice}");
     }
 
     #[test]

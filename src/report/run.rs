@@ -157,12 +157,12 @@ impl Report {
                 format!("{} of waiting was for {}.", duration(waited), remedy(self, cause)),
             )
         });
-        let others = [damaged_data(self), amplification(self), tiny_batches(self)];
+        let others = [damaged_data(self), own_work(self), amplification(self), tiny_batches(self)];
         let mut found: Vec<(f64, String)> =
             others.into_iter().flatten().chain(waits).filter(|(saved, _)| *saved >= 0.01).collect();
         if found.is_empty() {
             return vec![format!(
-                "The loader kept up: {} of the time was the consumer's own, and {} waiting.",
+                "The loader kept up: {} of the time was the consumer's own, and {} waiting. {OVERLAP}",
                 percent(share(total.consumer, time)),
                 percent(share(total.stalls.total(), time))
             )];
@@ -180,16 +180,20 @@ fn remedy(report: &Report, cause: Cause) -> String {
             "call prepare() before the model is built, which allocates the window meanwhile"
                 .to_owned()
         }
+        Cause::Order | Cause::Window if report.reads.over_window > 0 => format!(
+            "{} buffers did not fit the window of {}, and were read one at a time: keep fewer batches, or give it more \
+             (--window, window in Python, window_bytes in C)",
+            count(report.reads.over_window),
+            bytes(facts.window_bytes)
+        ),
         Cause::Order if facts.is_grouped => "try larger batches".to_owned(),
         Cause::Order => {
             "try the grouped order, which plans chunks instead of samples, or larger batches"
                 .to_owned()
         }
         Cause::Window => format!(
-            "it has {}, which {} buffers did not fit: keep fewer batches, or double it (--window, window in Python, \
-             window_bytes in C)",
-            bytes(facts.window_bytes),
-            count(report.reads.over_window)
+            "it has {}: double it (--window, window in Python, window_bytes in C)",
+            bytes(facts.window_bytes)
         ),
         Cause::Network => faster_reads(report),
         Cause::Checksum => format!(
@@ -227,8 +231,9 @@ fn faster_reads(report: &Report) -> String {
     }
     let seconds = report.timeline.time().as_secs_f64();
     format!(
-        "they came at {}/s over {} queue pairs: dlfs doctor ADDRESS measures whether the path, the target or one queue \
-         pair bounds that",
+        "on average over the run they came at {}/s over {} queue pairs: dlfs doctor ADDRESS measures whether the path, \
+         the target or one queue pair bounds that; at a target of dlfs, dlfs ctl list-hosts tells for how long limits \
+         held hosts back (throttled_s)",
         bytes((report.reads.bytes as f64 / seconds) as u64),
         report.facts.queue_pairs
     )
@@ -252,12 +257,33 @@ fn damaged_data(report: &Report) -> Advice {
     })
 }
 
-/// Advice for a run that reads much more than it delivers, and whose consumer waits for reads.
+/// Advice for a run whose time was mostly the consumer's own. It comes before all other advice but that on damage.
+fn own_work(report: &Report) -> Advice {
+    let total = report.timeline.total();
+    let own = share(total.consumer, report.timeline.time());
+    let waited = total.stalls.total();
+    (own >= 0.8 && share(waited, report.timeline.time()) >= 0.01).then(|| {
+        let text = format!(
+            "{} of the time was the consumer's own, between batches, so reading faster saves at most {}. {OVERLAP}",
+            percent(own),
+            duration(waited)
+        );
+        (0.99, text)
+    })
+}
+
+const OVERLAP: &str = "If a GPU waits, overlap decoding, transforms and collating with its step, by more threads or \
+                       processes.";
+
+/// Advice for a run that reads much more than it delivers, and whose consumer waits for reads. It comes before that on
+/// the waits, which reading less shortens.
 fn amplification(report: &Report) -> Advice {
     let total = report.timeline.total();
     let network = share(total.stalls.of(Cause::Network), report.timeline.time());
     let factor = report.reads.bytes as f64 / total.bytes.max(1) as f64;
-    let remedy = if report.facts.is_grouped {
+    let remedy = if report.reads.over_window > 0 {
+        "keep fewer batches, or give the window more, so that chunks stay in it"
+    } else if report.facts.is_grouped {
         "a larger window, or lanes that are a multiple of the ranks, reads chunks once"
     } else {
         "the grouped order reads each chunk once"
@@ -268,7 +294,7 @@ fn amplification(report: &Report) -> Advice {
         let text = format!(
             "{read} were read for {delivered} delivered, {factor:.1} times as much: {remedy}."
         );
-        (network * (1.0 - 1.0 / factor), text)
+        (network, text)
     })
 }
 

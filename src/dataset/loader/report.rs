@@ -34,7 +34,7 @@ impl Loader {
         let datasets = over.as_ref().map_or(&[][..], |over| &over.datasets[..]);
         Report {
             name: names(datasets),
-            settings: settings(&self.options, datasets, self.len),
+            settings: settings(&self.options, datasets, self.len, window_bytes),
             facts: facts(&self.options, datasets, window_bytes),
             reads: reads(&stats),
             tiers: datasets.iter().flat_map(tiers).collect(),
@@ -111,7 +111,13 @@ fn facts(options: &LoaderOptions, datasets: &[Dataset], window_bytes: usize) -> 
 }
 
 /// The options, by name and value in words.
-fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(String, String)> {
+fn settings(
+    options: &LoaderOptions,
+    datasets: &[Dataset],
+    len: u64,
+    window_bytes: usize,
+) -> Vec<(String, String)> {
+    let mib = |bytes: usize| format!("{} MiB", bytes as f64 / f64::from(1 << 20));
     let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
     let batch = match &options.budget {
         Some(budget) if options.has_rows() => {
@@ -138,8 +144,8 @@ fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(Str
         (
             "window",
             match options.window_bytes {
-                0 => by_itself,
-                bytes => format!("{} MiB", bytes as f64 / f64::from(1 << 20)),
+                0 => format!("{by_itself}: {}", mib(window_bytes)),
+                bytes => mib(bytes),
             },
         ),
         ("queue pairs", options.queue_pairs.to_string()),

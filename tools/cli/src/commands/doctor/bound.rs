@@ -23,7 +23,7 @@ pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Findi
 /// The bottleneck that limits bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
-    /// All processors of this machine are busy.
+    /// All processors of this machine are busy, and our threads need them.
     Machine,
     /// A thread of ours is busy all the time, and more threads read more.
     Thread,
@@ -37,11 +37,17 @@ enum Bound {
 const MIN_GAIN: f64 = 1.3;
 /// A thread or a machine that is busy for at least this share of the time has no capacity left.
 const MIN_FULL_SHARE: f64 = 0.9;
+/// If our threads ran, or waited for a processor, for less of the time, then they waited for reads: it is other programs
+/// that keep the processors busy.
+const MIN_RUNNABLE_SHARE: f64 = 0.3;
 
 /// The bottleneck that the measurements show.
 fn bound(loads: &Loads) -> Bound {
     let Loads { one, four, .. } = loads;
-    let is_full = |load: &Load| load.machine_busy.is_some_and(|busy| busy >= MIN_FULL_SHARE);
+    let is_full = |load: &Load| {
+        load.runnable >= MIN_RUNNABLE_SHARE
+            && load.machine_busy.is_some_and(|busy| busy >= MIN_FULL_SHARE)
+    };
     match four.bytes_per_s() >= MIN_GAIN * one.bytes_per_s() {
         true if one.busy >= MIN_FULL_SHARE => Bound::Thread,
         true if is_full(one) => Bound::Machine, // other work took the time that its thread lacked
@@ -59,8 +65,10 @@ impl Bound {
         let four = rate(&loads.four);
         match self {
             Bound::Machine => format!(
-                "The processors of this machine are the bound: they ran {} of the time at {four}.",
-                percent(loads.four.machine_busy.unwrap_or(1.0))
+                "The processors of this machine are the bound: they ran {} of the time at {four}, our busiest thread \
+                 {}.",
+                percent(loads.four.machine_busy.unwrap_or(1.0)),
+                percent(loads.four.busy)
             ),
             Bound::Thread => format!(
                 "One thread is the bound: it ran {} of the time at {one}, and four threads reach {four}.",
@@ -122,6 +130,7 @@ mod tests {
             reads,
             time: Duration::from_secs(1),
             busy,
+            runnable: busy,
             machine_busy: Some(machine_busy),
             median: Duration::from_micros(80),
             p99: Duration::from_micros(100),
@@ -140,9 +149,13 @@ mod tests {
         let full = 1.0;
         assert_eq!(bound(&loads(load(1000, full, 0.3), load(3000, full, 0.9))), Bound::Thread);
         assert_eq!(bound(&loads(load(1000, idle, 0.1), load(3500, 0.3, 0.2))), Bound::RoundTrip);
-        assert_eq!(bound(&loads(load(1000, idle, full), load(3000, 0.3, full))), Bound::Machine);
+        let starved = Load { runnable: 0.7, ..load(1000, idle, full) };
+        assert_eq!(bound(&loads(starved, load(3000, 0.3, full))), Bound::Machine);
         assert_eq!(bound(&loads(load(1000, 0.8, 0.8), load(1100, 0.5, full))), Bound::Machine);
         assert_eq!(bound(&loads(load(1000, 0.6, 0.3), load(1010, 0.2, 0.3))), Bound::Beyond);
+        // Other programs keep the processors busy, and our threads hardly need them.
+        assert_eq!(bound(&loads(load(1000, 0.01, full), load(1001, 0.01, full))), Bound::Beyond);
+        assert_eq!(bound(&loads(load(1000, 0.02, full), load(3900, 0.05, full))), Bound::RoundTrip);
     }
 
     #[test]

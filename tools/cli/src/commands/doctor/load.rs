@@ -40,6 +40,8 @@ pub(super) struct Load {
     pub(super) time: Duration,
     /// The share of the time that our busiest thread ran, from 0 to 1.
     pub(super) busy: f64,
+    /// The largest share of the time in which a thread of ours ran or waited for a processor, from 0 to 1.
+    pub(super) runnable: f64,
     /// The share of the time that all processors of this machine ran, on average; `None` without
     /// `/proc/stat`.
     pub(super) machine_busy: Option<f64>,
@@ -125,6 +127,7 @@ pub(super) fn measure(device: &Arc<dyn Device>, slice: Duration) -> Result<Loads
 struct ThreadLoad {
     reads: u64,
     busy: f64,
+    runnable: f64,
     latency_ns: Histogram<u64>,
 }
 
@@ -160,6 +163,7 @@ fn run(device: &Arc<dyn Device>, plan: LoadPlan, slice: Duration) -> Result<Load
         reads: ran.iter().map(|one| one.reads).sum(),
         time,
         busy: ran.iter().map(|one| one.busy).fold(0.0, f64::max),
+        runnable: ran.iter().map(|one| one.runnable).fold(0.0, f64::max),
         machine_busy: ticks.zip(processor_ticks()).and_then(busy_between),
         median: Duration::from_nanos(latency_ns.value_at_quantile(0.5)),
         p99: Duration::from_nanos(latency_ns.value_at_quantile(0.99)),
@@ -191,6 +195,7 @@ fn run_pair(
     let mut reads = 0;
     let began = Instant::now();
     let cpu = thread_cpu();
+    let delay = thread_delay();
     let until = began + slice;
     loop {
         let mut now = Instant::now();
@@ -224,7 +229,9 @@ fn run_pair(
         }
     }
     let time = began.elapsed().as_secs_f64().max(1e-9);
-    Ok(ThreadLoad { reads, busy: ((thread_cpu() - cpu) / time).clamp(0.0, 1.0), latency_ns })
+    let busy = ((thread_cpu() - cpu) / time).clamp(0.0, 1.0);
+    let runnable = (busy + (thread_delay() - delay) / time).clamp(0.0, 1.0);
+    Ok(ThreadLoad { reads, busy, runnable, latency_ns })
 }
 
 /// A buffer that is already faulted in, so that page faults are not measured.
@@ -243,6 +250,13 @@ fn histogram() -> Histogram<u64> {
 fn thread_cpu() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The time in which this thread waited for a processor, in seconds; 0 if the kernel does not count it.
+fn thread_delay() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let delay_ns = stat.split_ascii_whitespace().nth(1).and_then(|field| field.parse().ok());
+    delay_ns.unwrap_or(0.0) / 1e9
 }
 
 /// Ticks of all processors since the machine started: those in which they were busy, and all.

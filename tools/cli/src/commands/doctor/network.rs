@@ -16,8 +16,14 @@ use super::{Finding, finding};
 use crate::net::{connect, host_and_port};
 use crate::out;
 
-/// A connection to the first host that accepted one, to examine the route.
-pub(super) struct Route(TcpStream);
+/// The route to the first host that accepted a connection, as that connection had it.
+pub(super) struct Route {
+    /// True if the host is this machine.
+    is_local: bool,
+    mtu: Option<u32>,
+    /// The name of the congestion control.
+    congestion: Option<String>,
+}
 
 /// Connects to the hosts of the addresses, at most [`MAX_HOSTS`]. Adds a finding for each host and port that was
 /// tried, and one more if some were not.
@@ -35,7 +41,7 @@ pub(super) fn reach(addresses: &[Address], findings: &mut Vec<Finding>) -> Optio
                 let found =
                     if hosts.len() > 1 { format!("{}: {found}", host.name()) } else { found };
                 findings.push(Finding::good("reachable", found));
-                route.get_or_insert(Route(stream));
+                route.get_or_insert_with(|| Route::of(&stream));
             }
             Err(finding) => findings.push(finding),
         }
@@ -135,24 +141,30 @@ impl HostPort {
 }
 
 impl Route {
-    /// Checks the connection for this round trip and rate.
+    /// Asks the socket, which need not stay open: a target warns of hosts that connect and send nothing.
+    fn of(stream: &TcpStream) -> Route {
+        let mtu = match stream.local_addr() {
+            Ok(SocketAddr::V4(_)) => sockopt::ip_mtu(stream).ok(),
+            Ok(SocketAddr::V6(_)) => sockopt::ipv6_mtu(stream).ok(),
+            Err(_) => None,
+        };
+        Route {
+            is_local: stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()),
+            mtu,
+            congestion: sockopt::tcp_congestion(stream).ok(),
+        }
+    }
+
+    /// Checks the route for this round trip and rate.
     pub(super) fn findings(&self, round_trip: Duration, bytes_per_s: f64) -> Vec<Finding> {
+        let mtu = self.mtu.map(|mtu| mtu_finding(mtu, self.is_local, bytes_per_s));
+        let congestion = self.congestion.as_deref().map(congestion);
         let buffers = buffers(Path::new("/"), round_trip, bytes_per_s);
-        let mtu = mtu(&self.0, bytes_per_s);
-        [mtu, congestion(&self.0), buffers].into_iter().flatten().collect()
+        [mtu, congestion, buffers].into_iter().flatten().collect()
     }
 }
 
-/// Checks the MTU of the route.
-fn mtu(stream: &TcpStream, bytes_per_s: f64) -> Option<Finding> {
-    let is_local = stream.peer_addr().ok()?.ip().is_loopback();
-    let mtu = match stream.local_addr().ok()? {
-        SocketAddr::V4(_) => sockopt::ip_mtu(stream),
-        SocketAddr::V6(_) => sockopt::ipv6_mtu(stream),
-    };
-    Some(mtu_finding(mtu.ok()?, is_local, bytes_per_s))
-}
-
+/// Checks the MTU.
 fn mtu_finding(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
     let is_slow = bytes_per_s < FAST_BYTES_PER_S;
     let found = if is_local {
@@ -168,12 +180,11 @@ fn mtu_finding(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
 }
 
 /// Checks the congestion control.
-fn congestion(stream: &TcpStream) -> Option<Finding> {
-    let name = sockopt::tcp_congestion(stream).ok()?;
-    let is_good = !["reno", "vegas"].contains(&&*name);
+fn congestion(name: &str) -> Finding {
+    let is_good = !["reno", "vegas"].contains(&name);
     let remedy = "cubic, dctcp (with ECN in the switches) or bbr recover faster: sysctl \
                   net.ipv4.tcp_congestion_control";
-    Some(finding("congestion", is_good, name, remedy))
+    finding("congestion", is_good, name.to_owned(), remedy)
 }
 
 /// Checks that the kernel's buffers hold a connection's bandwidth-delay product: the bytes in flight at this rate and
