@@ -403,7 +403,7 @@ class Bench:
         tier = f"file:{self.folder}/tier:{self.shards * SHARD_BYTES * 2}"
         with store("--arithmetic", self.shards) as endpoint:
             def epochs(place, index, **more):
-                return told(start(endpoint, "epochs", place, index, epochs=4, **more), "dlfs")
+                return told(start(endpoint, "epochs", place, index, epochs=24, **more), "dlfs")
 
             filled = epochs("shards/", self.temporary(), import_to=str(image))
             tiered = epochs("shards/", self.temporary(), open={"tiers": [tier]})
@@ -437,8 +437,9 @@ class Bench:
 
     def killed(self):
         more = {"epochs": 1, "import_to": str(self.folder / "killed.dlfs")}
-        index, data = self.temporary(), self.options.epoch * SHARD_BYTES
-        with store("--arithmetic", self.options.epoch) as endpoint:
+        index, count = self.temporary(), 2 * self.options.epoch  # a kill loses what the lanes had begun, however many
+        data = count * SHARD_BYTES
+        with store("--arithmetic", count) as endpoint:
             fetched = lambda: ask(endpoint, "stats")["bytes"]
             reader = start(endpoint, "epochs", "shards/", index, **more)
             while fetched() < data / 2 and reader.poll() is None:
@@ -448,7 +449,7 @@ class Bench:
             reader.communicate()
             done = told(start(endpoint, "epochs", "shards/", index, **more), "a node")
             again = fetched() / data - 1
-        aim = f"killed in the middle of {self.options.epoch} tar shards: bytes fetched again / the data"
+        aim = f"killed in the middle of {count} tar shards: bytes fetched again / the data"
         yield bars_table("a killed node", [(aim, again if is_killed and done else None, "<= 0.05")])
 
     def quality(self):
