@@ -31,7 +31,7 @@ END
 
 # 3. The configuration, checked before it serves.
 #                               as root: cp targets.toml /etc/dlfs; cp dlfs-serve.service /etc/systemd/system
-sed 's/^listen = .*/listen = "127.0.0.1:0"/' "$here/targets.toml" > targets.toml
+sed -e 's/^listen = .*/listen = "127.0.0.1:0"/' -e 's|"/var/log/dlfs/|"|' "$here/targets.toml" > targets.toml
 dlfs serve --config targets.toml --check
 
 # 4. The service.               as root: systemctl enable --now dlfs-serve
