@@ -456,3 +456,8 @@ def test_tiers_are_named_by_a_file_too(tmp_path):
 def test_one_tier_needs_no_list(image):
     with dlfs.open(image, tiers="ram:4M") as ds:
         assert [tier["name"] for tier in ds.stats()["tiers"]] == ["ram:4194304"]
+
+
+def test_help_says_what_each_option_is():
+    assert "window: int | str | None\n    The most memory for samples" in dlfs.Read.__doc__
+    assert "Has the keys of Ordering, Read" in dlfs.Loading.__doc__

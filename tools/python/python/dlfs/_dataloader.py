@@ -18,6 +18,7 @@ import torch.utils.data._utils.pin_memory
 from . import Batch, InvalidArgument, Unsupported
 from ._dlfs import Sampler as _Ids
 from ._drawn import MapStyle
+from ._map_style import Dataset as _MapStyleDataset
 from ._sampler import BatchSampler
 from ._stateful import alone, of_workers
 
@@ -108,9 +109,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         generator: torch.Generator | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        **others: Any,
     ) -> None:
         from .torch import IterableDataset
 
+        if others:
+            raise TypeError(
+                f"DataLoader() takes no {', '.join(others)}: batches are those of the IterableDataset, or of a "
+                "batch_sampler: dlfs.torch.DataLoader(items, batch_sampler=dlfs.torch.BatchSampler(ds, 32, seed=7)). "
+                "torch's own DataLoader reads a dlfs.torch.Dataset in torch's orders"
+            )
         # Set for a map-style data set: the draws of its sampler.
         self._map: MapStyle | None = None
         kind = type(dataset).__qualname__
@@ -123,6 +131,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise TypeError(
                 f"batch_sampler: a {kind} is a map-style data set, for which a dlfs.torch.BatchSampler says what is "
                 f"read next: batch_sampler=dlfs.torch.BatchSampler(ds, batch_size), not {batch_sampler!r}"
+            )
+        elif isinstance(dataset, _MapStyleDataset) and not batch_sampler.is_of(dataset.dataset):
+            raise InvalidArgument(
+                "batch_sampler: it draws indices of another data set or part than the Dataset has: give both the same "
+                "object, for example parts['train']"
             )
         else:
             self._map = MapStyle(batch_sampler)

@@ -6,7 +6,11 @@ The library has the defaults, and None is the default. Times are in seconds; siz
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -339,3 +343,27 @@ class TokenLoading(Order, Read, Peers, Device, total=False):
     job: str | None
     pin: Pin | None
     """Register the window with the driver of accelerators."""
+
+
+def _document() -> None:
+    """Adds the texts of keys, and the classes that keys are taken from, to the classes' own, for help() to show."""
+    try:
+        classes = [made for made in ast.parse(inspect.getsource(sys.modules[__name__])).body
+                   if isinstance(made, ast.ClassDef)]
+    except OSError:
+        return  # the source is not there
+    for made in classes:
+        lines = []
+        for key, text in zip(made.body, made.body[1:]):
+            if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                lines += ["", f"{ast.unparse(key.target)}: {ast.unparse(key.annotation)}"]
+                lines += textwrap.wrap(" ".join(str(text.value.value).split()), 100, initial_indent="    ",
+                                       subsequent_indent="    ")
+        bases = [base.id for base in made.bases if isinstance(base, ast.Name) and base.id != "TypedDict"]
+        if bases:
+            lines += ["", f"Has the keys of {', '.join(bases)}, too."]
+        documented = globals()[made.name]
+        documented.__doc__ = "\n".join([documented.__doc__ or "", *lines])
+
+
+_document()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch.utils.data
 
@@ -13,10 +13,14 @@ from . import InvalidArgument, Ordering, _check, _given
 from ._dlfs import Sampler as _Ids
 from ._options import OrderName
 from ._ranks import place_of, warn_unequal
+if TYPE_CHECKING:
+    from ._map_style import Dataset as _MapStyleDataset
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
+
+    `dataset` is the data set or part whose indices are drawn, or a dlfs.torch.Dataset of it.
 
     The options are dlfs.Ordering: those options of dlfs.Loader that define the order. Each iterator covers the
     epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
@@ -27,7 +31,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def __init__(
         self,
-        dataset: _Dataset,
+        dataset: _Dataset | _MapStyleDataset,
         batch_size: int | None = None,
         order: OrderName = "global",
         *,
@@ -35,8 +39,11 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         world_size: int | None = None,
         **options: Unpack[Ordering],
     ) -> None:
+        from ._map_style import Dataset as MapStyle  # which imports this module
+
         _check("BatchSampler", options, Ordering)
-        self._made = (dataset, {**_given(options), "batch_size": batch_size, "order": order})
+        of = dataset.dataset if isinstance(dataset, MapStyle) else dataset
+        self._made = (of, {**_given(options), "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
         self._warned = False
         self._ids = self._make(place_of(rank, world_size))
@@ -66,6 +73,10 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     def drawn(self) -> Drawn:
         """An iterator whose `place` has its state."""
         return Drawn(self)
+
+    def is_of(self, dataset: _Dataset) -> bool:
+        """Whether the indices are those of `dataset`."""
+        return _samples_of(self._made[0]) == _samples_of(dataset)
 
     def next_place(self) -> dict[str, Any]:
         """The state in which the next iterator begins."""
@@ -229,3 +240,10 @@ class _DrawnSingly(Iterator[int]):
 
     def __next__(self) -> int:
         return next(self._drawn)[0]
+
+
+def _samples_of(dataset: Any) -> Any:
+    """Equal for two objects of the same samples."""
+    if not isinstance(dataset, _Dataset):
+        return id(dataset)
+    return dataset.uuid, dataset.generation, dataset.view
