@@ -61,7 +61,7 @@ pub enum AccessKind<'a> {
     },
     /// The host has authenticated on its admin queue.
     Authenticated,
-    /// The host failed to authenticate: a wrong key, no key, or no TLS. Its connection ends.
+    /// The host failed to authenticate, or left before it did: a wrong key, no key, or no TLS. Its connection ends.
     NotAuthenticated {
         /// The reason.
         why: &'a str,

@@ -22,7 +22,7 @@ use super::io::{Backend, MAX_WAITING, MIN_WAITING};
 use super::peers::Peer;
 use super::stats::Arrivals;
 use super::subsystem::Queue;
-use authentication::Authentication;
+use authentication::{Authentication, NOT_AUTHENTICATED};
 use dlfs_nvme::tcp::budget::TARGET_SEND_SLICES;
 use dlfs_nvme::tcp::controller::{CommandId, Connection, ConnectionOptions};
 use dlfs_nvme::tcp::{Digests, ProtocolError};
@@ -466,6 +466,10 @@ impl HostConnection {
     /// at `DEBUG`. Hands the controller the reason and the connection's counters.
     pub(super) fn log_closed(&self, closed: Closed, now: Instant) {
         if let Some(queue) = &self.queue {
+            // A failed authentication has been told already.
+            if !self.is_authenticated && closed != NOT_AUTHENTICATED {
+                queue.tell_unauthenticated();
+            }
             queue.ends(&closed, &self.traffic);
         }
         let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::support::raw_host::RawHost;
 use dlfs::nvme::{ConnectData, Nqn, Sqe, Status};
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::target::{AccessEvent, AccessKind, AccessLog, Target, TargetOptions};
+use dlfs::target::keys::generate_secret;
+use dlfs::target::{AccessEvent, AccessKind, AccessLog, HostKeys, Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
 use zerocopy::IntoBytes as _;
@@ -39,6 +40,7 @@ impl AccessLog for Log {
             AccessKind::Connected { discovery: false, tls: false, must_authenticate: false } => {
                 ("connected", "")
             }
+            AccessKind::Connected { must_authenticate: true, .. } => ("connected unproven", ""),
             AccessKind::Connected { .. } => ("connected in another way", ""),
             AccessKind::Authenticated => ("authenticated", ""),
             AccessKind::NotAuthenticated { why } => ("not authenticated", why),
@@ -141,6 +143,26 @@ fn a_host_that_makes_way_or_breaks_the_protocol_is_told_with_the_reason() {
     let wrong = next(&told, "broke the protocol");
     assert!(wrong.why.starts_with("a protocol error: "), "{wrong:?}");
     assert_eq!(next(&told, "disconnected").why, "protocol error");
+}
+
+#[test]
+fn a_host_that_leaves_without_authenticating_is_told_once_before_its_end() {
+    let (target, told) = serve(|options| {
+        let secrets = vec![generate_secret(None).unwrap()];
+        let host = Nqn::new("nqn.2026-11.io.dlfs:raw-host").unwrap();
+        options.host_keys.insert(host, HostKeys { secrets, ..HostKeys::default() });
+    });
+    let mut host = RawHost::open(target.local_addr(), &nqn());
+    host.initialise(NONE);
+    assert!(connect(&mut host).is_success());
+    let connected = next(&told, "connected unproven");
+    drop(host);
+    let left = next(&told, "not authenticated");
+    assert_eq!(left.why, "the host left without authenticating");
+    assert_eq!((&left.host, left.cntlid), (&connected.host, connected.cntlid));
+    next(&told, "disconnected");
+    drop(target);
+    assert!(told.recv().is_err(), "nothing else has happened");
 }
 
 #[test]

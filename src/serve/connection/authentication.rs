@@ -224,4 +224,5 @@ const MAX_ROOM_BYTES: u32 = 4096;
 
 /// Delay of the answer to a wrong proof.
 const WRONG_PROOF_DELAY: Duration = Duration::from_secs(1);
-const NOT_AUTHENTICATED: Closed = Closed::Dropped("the host did not authenticate itself");
+pub(super) const NOT_AUTHENTICATED: Closed =
+    Closed::Dropped("the host did not authenticate itself");

@@ -207,6 +207,16 @@ impl Queue {
         self.subsystem.access.tell(who, Some(controller.cntlid), kind);
     }
 
+    /// Writes to the access log, for an admin queue, that its connection ends before the host has authenticated.
+    pub(crate) fn tell_unauthenticated(&self) {
+        if self.qid == 0 {
+            let controller = &self.controller;
+            let who = Who { peer: Some(controller.from), host: Some(&controller.hostnqn) };
+            let kind = AccessKind::NotAuthenticated { why: LEFT };
+            self.subsystem.access.tell(who, Some(controller.cntlid), kind);
+        }
+    }
+
     /// Notes that the queue's connection ends, with its `traffic`. Of the admin queue, `why` is also the reason of the
     /// controller's end.
     pub(crate) fn ends(&self, why: &dyn Display, traffic: &Traffic) {
@@ -255,6 +265,9 @@ impl Drop for Queue {
         }
     }
 }
+
+/// The reason in the access log if a host that must authenticate never does.
+const LEFT: &str = "the host left without authenticating";
 
 /// Fields MPS, AMS and CSS of CC.
 const CC_MPS_AMS_CSS: u32 = 0x3FF0;
