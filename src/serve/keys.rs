@@ -126,7 +126,7 @@ pub fn read_tls_key(path: &Path) -> Result<ConfiguredPsk> {
 }
 
 fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Result<K> {
-    let text = read_private(path)?;
+    let text = read_private(path, "cannot read the key file")?;
     text.trim().parse().map_err(|error| {
         let message = format!("the file holds no usable key: {error}");
         invalid(message).path(path).hint(hint)
@@ -150,7 +150,7 @@ fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Resu
 /// # Errors
 /// The errors of [`read_secret`]; the message names the host whose entry is wrong.
 pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
-    let text = read_private(path)?;
+    let text = read_private(path, "cannot read the hosts file")?;
     let invalid = |message: String| invalid(message).path(path).hint(HOSTS);
     // The parser's own message would repeat the line, including its secret.
     let file: HostsFile = toml::from_str(&text).map_err(|error| {
@@ -248,9 +248,10 @@ fn reason(message: &str) -> &str {
     }
 }
 
-/// Reads a file of at most [`MAX_FILE_BYTES`] that only its owner may read.
-fn read_private(path: &Path) -> Result<Zeroizing<String>> {
-    let about = |error: std::io::Error| Error::from(error).path(path);
+/// Reads a file of at most [`MAX_FILE_BYTES`] that only its owner may read. `cannot` is the message if the operating
+/// system refuses.
+fn read_private(path: &Path, cannot: &'static str) -> Result<Zeroizing<String>> {
+    let about = |error: std::io::Error| Error::of_file(cannot, path, error).hint(READABLE);
     refuse_other_kinds(path, &std::fs::metadata(path).map_err(about)?)?;
     // Does not block if a FIFO has replaced the file since the check.
     let mut file = File::options();
@@ -296,9 +297,11 @@ const PREFIX: &str = "DHHC-1:";
 const TLS_PREFIX: &str = "NVMeTLSkey-1:";
 const MAX_FILE_BYTES: u64 = 16 << 20;
 const OWN: &str = "copy it to a file of your own with mode 0600";
+const READABLE: &str =
+    "name a file that exists and that this user may read; `dlfs key gen` makes a key";
 const MAKE_ONE: &str = "`dlfs key gen` and `nvme gen-dhchap-key` make keys";
 const MAKE_ONE_FOR_TLS: &str = "`dlfs key gen --tls` and `nvme gen-tls-key` make keys";
-const HOSTS: &str = "see `dlfs serve --help` for an example of a hosts file";
+const HOSTS: &str = "`dlfs key --help` shows a hosts file";
 
 #[cfg(test)]
 mod tests {
@@ -354,6 +357,8 @@ mod tests {
         assert!(!format!("{error:?}").contains(&text[12..20]), "{error:?}");
         let missing = read_secret(Path::new("/nonexistent/key")).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
+        assert!(missing.report().starts_with("cannot read the key file"), "{missing:?}");
+        assert!(missing.report().contains("dlfs key gen"), "{missing:?}");
     }
 
     #[test]
