@@ -407,6 +407,8 @@ fn a_host_that_connects_to_a_wrong_subsystem_is_referred_to_discovery() {
     let stranger = Nqn::new("nqn.2026-11.io.dlfs:stranger").unwrap();
     let of_stranger = host(&stranger, served).expect("it is not allowed");
     assert!(of_stranger.contains("--hostnqn"), "{of_stranger}");
+    assert!(of_stranger.contains(stranger.as_str()), "{of_stranger}");
+    assert!(!of_stranger.contains("dlfs discover"), "it would list nothing: {of_stranger}");
     assert_eq!(host(&friend, served), None);
 }
 

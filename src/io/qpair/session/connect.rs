@@ -15,7 +15,7 @@ use dlfs_nvme::auth::{
     Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret, TlsPsk,
 };
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
-use dlfs_nvme::nvme::{ConnectData, Cqe, RetryClass, Sqe, Status};
+use dlfs_nvme::nvme::{ConnectData, Cqe, Nqn, RetryClass, Sqe, Status};
 use dlfs_nvme::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
 use dlfs_nvme::tcp::{Digests, ProtocolError};
 
@@ -285,7 +285,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()).at(CONNECT))?;
         if !cqe.status().is_success() {
             let refused = !cqe.status().is(Status::AUTHENTICATION_REQUIRED);
-            return Ok(Some(Event::Failed { failure: refusal(&cqe).at(CONNECT), refused }));
+            let failure = refusal(&cqe, &self.terms.common.host.nqn).at(CONNECT);
+            return Ok(Some(Event::Failed { failure, refused }));
         }
         let wanted = cqe.dw0.get() & (CONNECT_ATR | CONNECT_ASCR);
         let cntlid = (cqe.dw0.get() & 0xFFFF) as u16;
@@ -443,17 +444,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     }
 }
 
-/// The failure for an error status of Connect.
-fn refusal(cqe: &Cqe) -> Failure {
+/// The failure for an error status of Connect, which named `host`.
+fn refusal(cqe: &Cqe, host: &Nqn) -> Failure {
     let status = cqe.status();
     let invalid = InvalidParameter::from_wire(cqe.dw0.get());
     let answered = Failure::new(ErrorKind::Refused, format!("the controller answered {status}"));
     if status.is(Status::CONNECT_INVALID_HOST) {
-        return answered.hint(
-                "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
-                 a target that requires TLS, or has a TLS key for this host, needs it: --tls-key; \
-                 `dlfs discover HOST:PORT` lists what the target offers this one",
-            );
+        let message = format!(
+            "the target does not allow this host ({host}): the controller answered {status}"
+        );
+        return Failure::new(ErrorKind::Refused, message).hint(NOT_ALLOWED);
     }
     if status.is(Status::CONNECT_CONTROLLER_BUSY) {
         return answered.hint(NO_CONTROLLER);
@@ -584,6 +584,10 @@ fn not_authenticated(failed: &Failed) -> Failure {
         "check that both sides have the same key for this host's NQN and the subsystem's NQN";
     Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
 }
+
+/// The hint when a target does not allow the host.
+const NOT_ALLOWED: &str = "have this NQN added to the target's hosts file or --allow-host, or give another with \
+    --hostnqn; a target that requires TLS, or has a TLS key for this host, needs it: --tls-key";
 
 /// The hint when a target has no controller left.
 const NO_CONTROLLER: &str = "the target has as many controllers as it allows, of all hosts or of this address: \

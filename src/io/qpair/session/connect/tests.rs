@@ -167,7 +167,7 @@ fn a_refused_connect_names_the_reason_and_may_be_retried() {
     let invalid = |offset, in_data| InvalidParameter { offset, in_data }.to_wire();
     let parameters = Status::CONNECT_INVALID_PARAMETERS;
     for (status, dw0, kind, words) in [
-        (Status::CONNECT_INVALID_HOST, 0, ErrorKind::Refused, "the controller answered"),
+        (Status::CONNECT_INVALID_HOST, 0, ErrorKind::Refused, "host (nqn.2026-11.io.dlfs:host): "),
         (parameters, invalid(256, true), ErrorKind::NotFound, "no such subsystem"),
         (parameters, invalid(42, false), ErrorKind::Refused, "offset 42 of the command"),
         (Status::INTERNAL_ERROR, 0, ErrorKind::Refused, "the controller answered"),
