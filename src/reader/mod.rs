@@ -503,12 +503,16 @@ impl Call<'_> {
     }
 }
 
-/// The error of a call that did not finish within `limit`.
+/// The error of a call that did not finish within `limit`. Says why a device is not connected, if one is not.
 pub(crate) fn timed_out(limit: Duration, devices: &[Arc<dyn Device>]) -> Error {
     let address = devices.first().map_or_else(String::new, |device| device.namespace().address);
-    Error::new(ErrorKind::TimedOut, format!("no batch was ready within {limit:?}"))
-        .target(address)
-        .hint("check that the target is up; raise the deadline if it is only slow")
+    let mut message = format!("no batch was ready within {limit:?}");
+    let mut hint = "check that the target is up; raise the deadline if it is only slow";
+    if let Some(failure) = devices.iter().find_map(|device| device.last_failure()) {
+        message.push_str(&format!("; the last attempt to connect failed: {failure}"));
+        hint = failure.hint.unwrap_or(hint);
+    }
+    Error::new(ErrorKind::TimedOut, message).target(address).hint(hint)
 }
 
 /// The error of a call that its [`Watch`] interrupted.

@@ -14,6 +14,7 @@ use crate::support::random::Random;
 use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, Onto, import};
+use dlfs::nvme::Nqn;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::{self, ConnectOptions};
@@ -214,6 +215,26 @@ fn a_target_that_returns_with_another_image_is_refused_and_named() {
     let error = job.drain(&mut loader).expect_err("another image is not read");
     let kinds = [ErrorKind::Stale, ErrorKind::Disconnected, ErrorKind::Refused];
     assert!(kinds.contains(&error.kind()), "{error:?}");
+}
+
+#[test]
+fn a_job_that_its_target_no_longer_allows_is_told_so_at_its_deadline() {
+    let job = Job::new();
+    let target = job.serve();
+    let host: Nqn = "nqn.2026-11.io.dlfs:job".parse().unwrap();
+    let image = open(&target, |connect| connect.hostnqn = Some(host.clone()));
+    let options = options(OrderKind::Global, 50);
+    let options = LoaderOptions { deadline: Duration::from_secs(2), ..options };
+    let mut loader = image.prefetcher(options).unwrap();
+    loader.next().unwrap().unwrap();
+    target.set_allowed_hosts(vec!["nqn.2026-11.io.dlfs:other".parse().unwrap()]);
+    assert_eq!(target.disconnect(&host), 1);
+    let error = job.drain(&mut loader).expect_err("nothing comes any more");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+    let text = error.report();
+    for part in ["the last attempt to connect failed", "does not allow this host", "--allow-host"] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]

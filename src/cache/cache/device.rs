@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::opening::Tiers;
 use super::pair::{Requester, TieredPair};
 use dlfs_base::error::Result;
+use dlfs_io::qpair::session::Failure;
 use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
 use dlfs_order::tier::PAGE_BYTES;
 
@@ -91,6 +92,10 @@ impl TieredDevice {
 }
 
 impl Device for TieredDevice {
+    fn last_failure(&self) -> Option<Failure> {
+        self.origin().last_failure()
+    }
+
     fn namespace(&self) -> Namespace {
         self.describe(self.origin().namespace())
     }

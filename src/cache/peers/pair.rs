@@ -16,6 +16,7 @@ use dlfs_base::units::Lba;
 use dlfs_format::directory::Intact;
 use dlfs_io::qpair::pieces::{PieceId, Pieces};
 use dlfs_io::qpair::readiness::Registry;
+use dlfs_io::qpair::session::Failure;
 use dlfs_io::qpair::{
     Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
     QueuePair,
@@ -52,6 +53,10 @@ pub(super) struct PeersDevice {
 }
 
 impl Device for PeersDevice {
+    fn last_failure(&self) -> Option<Failure> {
+        self.cache.last_failure()
+    }
+
     fn namespace(&self) -> Namespace {
         describe(self.cache.namespace())
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::session::Failure;
 use super::{Namespace, PairScope, QueuePair};
 use crate::address::Address;
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
@@ -42,6 +43,12 @@ pub trait Device: Send + Sync {
     /// The current capabilities.
     fn capabilities(&self) -> Capabilities {
         self.below().map_or_else(Capabilities::default, |below| below.capabilities())
+    }
+
+    /// The last failure to connect, while a device that connects again is not connected.
+    #[doc(hidden)]
+    fn last_failure(&self) -> Option<Failure> {
+        self.below().and_then(|below| below.last_failure())
     }
 
     /// Grows the namespace to at least `len_bytes` if it can grow, as a file can. Queue pairs see the new size

@@ -511,7 +511,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
         let opening = self.identity.is_none();
         let failure = failure.at(&self.portals[portal]);
-        self.report_failure(&failure, opening, was_live);
+        self.report_failure(&failure, portal, opening, was_live);
         self.record_failure(portal, opening, &failure);
         if slot == self.main
             && !self.fail_over()
@@ -532,15 +532,20 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Has the user told of a failure, as a warning if nothing else tells of it.
-    fn report_failure(&mut self, failure: &Failure, opening: bool, was_live: bool) {
+    fn report_failure(&mut self, failure: &Failure, portal: usize, opening: bool, was_live: bool) {
         // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
         // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
         let has_several = self.portals.len() > 1;
         let reconnects = has_several || !self.limits.ctrl_loss_tmo.is_zero();
+        // A refusal may last until somebody acts. The attempts after it fail alike, and say nothing.
+        let is_refusal = matches!(failure.kind, ErrorKind::Refused | ErrorKind::Unsupported);
+        let is_news = is_refusal && self.failures[portal].as_ref() != Some(failure);
         if opening && has_several {
             self.say(Level::Warn, failure.to_string());
         } else if was_live && reconnects {
             self.say(Level::Warn, format!("lost {failure}; reconnecting"));
+        } else if !opening && !was_live && is_news {
+            self.say(Level::Warn, format!("cannot reconnect to {failure}"));
         } else {
             self.say(Level::Debug, failure.to_string());
         }

@@ -175,6 +175,14 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.lock().phase()
     }
 
+    /// The last failure, while no session is live; `None` also in a child process, which must not take the lock.
+    pub(crate) fn last_failure(&self) -> Option<Failure> {
+        match self.is_ours().then(|| self.phase())? {
+            Phase::Lost(failure) | Phase::Dead(failure) => Some(failure),
+            Phase::Opening | Phase::Live(_) => None,
+        }
+    }
+
     /// The namespaces as they were first identified.
     pub fn identity(&self) -> Option<&Arc<[Attached]>> {
         self.identity.get()

@@ -95,6 +95,10 @@ impl Device for SpdkNamespace {
         // Over TCP SPDK does not report which digests the target has accepted.
         self.remote.capabilities(self.remote.portals[0].address.needs_dma_memory())
     }
+
+    fn last_failure(&self) -> Option<Failure> {
+        self.remote.last_failure()
+    }
 }
 
 /// The transport SPDK.

@@ -259,6 +259,10 @@ impl Device for TcpNamespace {
     fn capabilities(&self) -> Capabilities {
         self.remote.capabilities(self.remote.was_always_digested())
     }
+
+    fn last_failure(&self) -> Option<Failure> {
+        self.remote.last_failure()
+    }
 }
 
 /// All socket addresses of all paths, in the user's order.

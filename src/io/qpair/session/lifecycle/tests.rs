@@ -124,6 +124,31 @@ fn a_loss_is_a_warning_only_if_it_is_reconnected() {
 }
 
 #[test]
+fn a_refusal_to_reconnect_is_a_warning_once_after_each_loss() {
+    let now = Instant::now();
+    let limit = Duration::from_secs(10);
+    let limits = Limits { connect_timeout: limit, ctrl_loss_tmo: limit };
+    let mut lifecycle = TestLifecycle::new(now, limits, ["a"].into(), None, 7);
+    run(&mut lifecycle, now, &[]);
+    let fail = |lifecycle: &mut TestLifecycle, kind, text: &str| {
+        lifecycle.handle_failed(now, 0, Failure::new(kind, text));
+        let actions: Vec<Action> = std::iter::from_fn(|| lifecycle.poll_action()).collect();
+        // The next attempt begins at once or after a wait.
+        lifecycle.handle_time(lifecycle.poll_timeout().unwrap_or(now), [""; NUM_SLOTS]);
+        let is_warning = |it: &Action| matches!(it, Action::Say { level: Level::Warn, .. });
+        actions.into_iter().filter(is_warning).count()
+    };
+    for _ in 0..2 {
+        assert_eq!(fail(&mut lifecycle, ErrorKind::Disconnected, "gone"), 1);
+        let refused = [(); 3].map(|()| fail(&mut lifecycle, ErrorKind::Refused, "not you"));
+        assert_eq!(refused, [1, 0, 0]);
+        let identified = Identified { num_io_queues: 2, ..Identified::default() };
+        let attached = vec![Attached { nsid: Nsid(1), namespace: namespace() }];
+        lifecycle.handle_ready(now, 0, (), &identified, attached);
+    }
+}
+
+#[test]
 fn every_namespace_must_keep_its_identity_and_the_failure_names_the_one_that_does_not() {
     let set = |nguids: &[u8]| -> Vec<Attached> {
         let one = |(at, nguid): (usize, &u8)| Attached {
