@@ -56,8 +56,8 @@ pub(crate) struct ServeArgs {
     #[arg(conflicts_with_all = ["listen", "nqn", "allow_host", "hosts", "allow_any_host", "require_tls", "writable"])]
     #[arg(conflicts_with_all = ["pollers", "LimitArgs", "PlacementArgs"])]
     config: Option<PathBuf>,
-    /// Check the file of --config and that its local namespaces can be opened, and serve nothing; exit code 0: valid,
-    /// 1: not
+    /// Check the file of --config and that its local namespaces and its access log can be opened, and serve nothing;
+    /// exit code 0: valid, 1: not
     #[arg(long, requires = "config")]
     check: bool,
     /// Answer `dlfs ctl` on this Unix socket, which only its owner can use
@@ -116,7 +116,7 @@ pub(crate) struct ServeArgs {
 
 pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     if args.check {
-        return check(args.config.as_deref().unwrap_or(Path::new("")));
+        return check(&args, args.config.as_deref().unwrap_or(Path::new("")));
     }
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let mut signals = service_signals()?;
@@ -232,13 +232,16 @@ impl ServeArgs {
     }
 }
 
-/// Checks a configuration file, and that its local namespaces can be opened; serves nothing.
-fn check(path: &Path) -> Result<Outcome, Failure> {
+/// Checks a configuration file, and that its local namespaces and the access log can be opened; serves nothing.
+fn check(args: &ServeArgs, path: &Path) -> Result<Outcome, Failure> {
     let config = config::read(path)?;
     let namespaces = || config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     for namespace in namespaces().filter(|namespace| matches!(namespace.address, Address::Path(_)))
     {
         check_that_it_opens(namespace, &ConnectOptions::default())?;
+    }
+    if let Some(destination) = args.source().access_log(Some(&config)) {
+        destination.check()?;
     }
     let mut out = Out::new();
     let subsystems = config.subsystems.len();

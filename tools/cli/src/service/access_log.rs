@@ -51,10 +51,33 @@ impl LogDestination {
         let mut options = OpenOptions::new();
         // Opening a pipe without a reader then fails at once instead of waiting for a reader.
         options.create(true).append(true).mode(0o640).custom_flags(OFlags::NONBLOCK.bits() as i32);
-        let cannot = |error| about_file("cannot open the access log", path, error);
+        let cannot = |error| about_file("cannot open the access log", path, error).hint(OPENABLE);
         Ok(LogOutput { to: options.open(path).map_err(cannot)?, is_torn: false })
     }
+
+    /// Checks that the output can be opened. Removes a file that did not exist before: its owner may not be the user of
+    /// the service.
+    ///
+    /// # Errors
+    /// The errors of [`LogDestination::open`].
+    pub(crate) fn check(&self) -> Result<()> {
+        let is_new = |path: &&PathBuf| path.symlink_metadata().is_err();
+        let created = match self {
+            LogDestination::Stdout => None,
+            LogDestination::File(path) => Some(path).filter(is_new),
+        };
+        self.open()?;
+        if let Some(path) = created {
+            std::fs::remove_file(path)
+                .map_err(|error| about_file("cannot remove the new access log", path, error))?;
+        }
+        Ok(())
+    }
 }
+
+/// The hint if the file cannot be opened.
+const OPENABLE: &str = "make its folder writable for the user of the service, or name another file with access_log or \
+    --access-log";
 
 /// An open access log. Clones write to the same log.
 #[derive(Debug, Clone)]

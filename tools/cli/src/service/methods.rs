@@ -263,7 +263,9 @@ impl Service {
                     "{host} is the only host of {}: without one, every host of this machine may connect",
                     running.config.nqn
                 );
-                return Err(invalid(message).hint("add another host first"));
+                let hint =
+                    "to shut it out, replace its key in the hosts file and start the service again";
+                return Err(invalid(message).hint(hint));
             }
             running.config.allow_hosts.retain(|known| known != host);
             running.target.set_allowed_hosts(running.config.allow_hosts.clone());

@@ -10,12 +10,13 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use dlfs::nvme::Nqn;
-use dlfs::target::{PreparedNamespace, ServedNamespace};
+use dlfs::target::{HostKeys, PreparedNamespace, ServedNamespace};
 use dlfs::{Error, Result};
 
 use super::access_log::{LogDestination, LogOutput};
 use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
 use super::running::{Running, Service};
+use crate::out::counted;
 
 /// An open namespace for a subsystem.
 pub(crate) struct Opened {
@@ -141,7 +142,6 @@ impl Service {
             self.limiter.set(new.rules());
             changes.push("limits of hosts or namespaces change".to_owned());
         }
-        // The keys were read again, whether or not they differ.
         if changes.is_empty() {
             let text = "no subsystem, namespace or host has changed; keys are as the files say";
             changes.push(text.to_owned());
@@ -177,6 +177,7 @@ impl Running {
             changes.push(format!("{nqn} loses namespace {}", gone.nsid.0));
         }
         let before = self.hosts();
+        let rekeyed = self.rekeyed(&new);
         self.target.set_host_keys(new.host_keys.clone())?;
         self.target.set_allowed_hosts(new.allow_hosts.clone());
         if new.ana != self.config.ana {
@@ -199,6 +200,9 @@ impl Running {
             self.note("host-added", json!({ "host": host }));
             changes.push(format!("{nqn} lists {host}"));
         }
+        if rekeyed > 0 {
+            changes.push(format!("{nqn} has new keys for {}", counted(rekeyed, "host")));
+        }
         // Last, so that a host that is no longer allowed never sees them.
         for (config, prepared) in namespaces {
             changes.push(format!("{nqn} gains namespace {}", config.nsid.0));
@@ -207,6 +211,21 @@ impl Running {
         }
         self.config.namespaces = namespaces_of_file; // in the order of the file
         Ok(())
+    }
+
+    /// The number of hosts that stay listed and get other keys, or other access with them.
+    fn rekeyed(&self, new: &SubsystemConfig) -> u64 {
+        let is_same = |one: &HostKeys, other: &HostKeys| {
+            one.secrets == other.secrets
+                && one.ctrl_secret == other.ctrl_secret
+                && one.must_concat == other.must_concat
+                && one.tls_keys == other.tls_keys
+                && one.access == other.access
+        };
+        let is_rekeyed = |(host, keys): &(&Nqn, &HostKeys)| {
+            self.config.host_keys.get(host).is_some_and(|before| !is_same(before, keys))
+        };
+        new.host_keys.iter().filter(is_rekeyed).count() as u64
     }
 
     /// Connected hosts that the list no longer allows. An empty list allows either all hosts, or none: then

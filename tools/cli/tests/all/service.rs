@@ -29,7 +29,13 @@ fn a_file_is_checked_without_serving_and_exit_codes_tell() {
     write(&dir, &one("127.0.0.1:0", &[(1, "gone.dlfs")], ""));
     check().code(1).complains_of(&["gone.dlfs"]);
     write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], "hosts = \"hosts.toml\""));
-    check().code(1).complains_of(&["hosts.toml"]);
+    check().code(1).complains_of(&["hosts.toml", "cannot read the hosts file"]);
+    let logging = |log: &str| write(&dir, &format!("access_log = {log:?}\n{good}"));
+    logging("gone/access.jsonl");
+    check().code(1).complains_of(&["cannot open the access log", "gone", "folder writable"]);
+    logging("access.jsonl");
+    check().code(0);
+    assert!(!dir.path("access.jsonl").exists(), "a check leaves no file behind");
     run(&["serve", "--check"]).code(2).complains_of(&["--config"]);
     run(&["serve", "train.dlfs", "--config", &file]).code(2).complains_of(&["--config"]);
     run(&["serve", "--config", &file, "--max-io-queues", "3"])
@@ -142,7 +148,7 @@ fn an_operator_adds_and_drops_by_the_control_socket() {
     service.asked(&["drop-host", &b]);
     run(&["stat", &service.address(1), "--hostnqn", &b]).code(1);
     service.ctl(&["drop-host", &b]).code(1).complains_of(&["neither lists"]);
-    service.ctl(&["drop-host", &a]).code(1).complains_of(&["the only host"]);
+    service.ctl(&["drop-host", &a]).code(1).complains_of(&["the only host", "replace its key"]);
 
     let stats = service.asked(&["stats"]);
     assert!(
@@ -401,8 +407,10 @@ fn keys_are_rotated_by_the_hosts_file_while_a_host_reads() {
     for (secrets, old_code, new_code) in [(&[&old, &new][..], 0, 0), (&[&new], 1, 0)] {
         hosts(secrets);
         let line = service.reload();
-        assert!(line.contains("keys are as the files say"), "{line}");
+        assert!(line.contains("new keys for 1 host"), "{line}");
         stat("old.key").code(old_code);
         stat("new.key").code(new_code);
     }
+    let line = service.reload();
+    assert!(line.contains("keys are as the files say"), "{line}");
 }
