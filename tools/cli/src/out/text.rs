@@ -7,14 +7,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use dlfs::report::text::is_unsafe;
 
-/// A number with its noun, which is given in the singular: `1 sample`, `2 samples`, `3 entries`, `4 batches`.
+/// A number with its noun, which is given in the singular: `1 sample`, `2 samples`, `3 entries`, `4 keys`, `5 batches`.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
     let count = count(number);
     match noun.strip_suffix('y') {
         _ if number == 1 => format!("{count} {noun}"),
-        Some(stem) => format!("{count} {stem}ies"),
-        None if noun.ends_with("ch") => format!("{count} {noun}es"),
-        None => format!("{count} {noun}s"),
+        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{count} {stem}ies"),
+        _ if noun.ends_with("ch") => format!("{count} {noun}es"),
+        _ => format!("{count} {noun}s"),
     }
 }
 
@@ -84,6 +84,7 @@ mod tests {
             (counted(1, "entry"), counted(0, "entry")),
             ("1 entry".into(), "0 entries".into())
         );
+        assert_eq!((counted(1, "key"), counted(2, "key")), ("1 key".into(), "2 keys".into()));
     }
 
     #[test]
