@@ -14,7 +14,7 @@ use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::ConnectionArgs;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, Outcome, complain};
 use crate::identify::{controller, namespace, uuid};
 use crate::net::host_and_port;
 use crate::out::{Out, known, safe_name};
@@ -37,7 +37,14 @@ pub(crate) struct DiscoverArgs {
 
 pub(crate) fn discover(args: DiscoverArgs) -> Result<Outcome, Failure> {
     let (host, port) = &args.place;
-    let records = tcp::discover(host, *port, &args.connection.options(false)?)?;
+    let options = args.connection.options(false)?;
+    let records = tcp::discover(host, *port, &options)?;
+    if records.iter().all(|record| record.subtype == DiscoveryRecord::SUBTYPE_DISCOVERY) {
+        let (host, _) = host_identity(&options);
+        complain(&format!(
+            "nothing is offered to {host}: give the name that the target knows with --hostnqn"
+        ));
+    }
     let mut out = Out::new();
     for record in &records {
         // The strings come from the target, so they are escaped before they reach a terminal.

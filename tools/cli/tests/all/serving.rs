@@ -174,7 +174,11 @@ fn only_the_hosts_on_the_list_get_in() {
     let bad = "nqn.2026-11.io.dlfs:bad";
     let served = Served::start(&dir.arg("train.dlfs"), &["--allow-host", good]);
     run(&["ls", &served.address, "--hostnqn", good]).code(0);
-    run(&["ls", &served.address, "--hostnqn", bad]).code(1).complains_of(&["host"]);
+    run(&["ls", &served.address, "--hostnqn", bad]).code(1).complains_of(&["host", bad]);
+    let listen = served.said["listen"].as_str().unwrap();
+    let listed = |host| run(&["discover", listen, "--hostnqn", host]).code(0).stderr;
+    assert!(listed(bad).contains(&format!("nothing is offered to {bad}")), "{}", listed(bad));
+    assert_eq!(listed(good), "");
 }
 
 #[test]
