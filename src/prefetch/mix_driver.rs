@@ -70,6 +70,8 @@ pub(super) struct MixDriver {
     spares: Spares,
     /// The empty batches of each source.
     spares_of: Vec<Spares>,
+    /// The residency of each source; without slots unless it reads whole chunks.
+    residencies: Vec<Arc<Residency>>,
 }
 
 /// Batches whose samples are read together.
@@ -150,7 +152,7 @@ impl MixDriver {
         let on_error = OnError::Blank;
         match self.plan.batching[source] {
             Batching::Chunk => {
-                let residency = Arc::new(Residency::new(directory.num_samples()));
+                let residency = Arc::clone(&self.residencies[source]);
                 let keep = self.verify_kept;
                 let chunks =
                     ChunkDriver::new(directory, geometry, stream, on_error, keep, residency);
@@ -374,6 +376,13 @@ pub(super) fn parts(
     });
     let num_sources = mix.devices.len();
     let spares = Spares::default();
+    let sources = mix.directories.iter().zip(&plan.batching);
+    let residencies = sources.map(|(directory, batching)| match batching {
+        Batching::Chunk => Arc::new(Residency::new(directory.num_samples())),
+        _ => Arc::new(Residency::new(0)),
+    });
+    let residencies: Vec<_> = residencies.collect();
+    let residency = Arc::new(Residency::of_sources(residencies.clone()));
     let driver = MixDriver {
         mix: Arc::clone(mix),
         order: state.order,
@@ -395,8 +404,8 @@ pub(super) fn parts(
         free_spans: Vec::new(),
         spares: spares.clone(),
         spares_of: (0..num_sources).map(|_| Spares::default()).collect(),
+        residencies,
     };
-    let residency = Arc::new(Residency::new(0));
     let directories = Arc::clone(&mix.directories);
     Ok(PollerParts { pump, driver: Box::new(driver), residency, directories, spares })
 }

@@ -1,6 +1,7 @@
 //! Residency: the samples whose verified bytes are in the window now, as one bit for each slot.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::Slot;
@@ -9,12 +10,19 @@ use crate::units::Slot;
 #[derive(Debug, Default)]
 pub(super) struct Residency {
     words: Vec<AtomicU64>,
+    /// The residencies of a mixture's sources, which the count includes.
+    sources: Vec<Arc<Residency>>,
 }
 
 impl Residency {
     pub(super) fn new(num_slots: u64) -> Residency {
         let words = num_slots.div_ceil(64) as usize;
-        Residency { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
+        Residency { words: (0..words).map(|_| AtomicU64::new(0)).collect(), sources: Vec::new() }
+    }
+
+    /// The residency of a mixture, which has no slots of its own.
+    pub(super) fn of_sources(sources: Vec<Arc<Residency>>) -> Residency {
+        Residency { words: Vec::new(), sources }
     }
 
     pub(super) fn set(&self, slots: Range<u64>) {
@@ -44,7 +52,9 @@ impl Residency {
     }
 
     pub(super) fn count(&self) -> u64 {
-        self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+        let own =
+            self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()));
+        own.chain(self.sources.iter().map(|source| source.count())).sum()
     }
 }
 
@@ -67,5 +77,15 @@ mod tests {
         residency.clear(70..71);
         assert!(!residency.contains(Slot(70)) && !residency.contains(Slot(300)));
         assert_eq!(residency.count(), 299);
+    }
+
+    #[test]
+    fn a_mixture_counts_the_samples_of_all_its_sources() {
+        let sources = [10, 0, 100].map(|num_slots| Arc::new(Residency::new(num_slots)));
+        let mixture = Residency::of_sources(sources.to_vec());
+        sources[0].set(2..5);
+        sources[2].set(0..100);
+        assert_eq!(mixture.count(), 103);
+        assert!(!mixture.contains(Slot(2)), "a slot has a meaning only in its source");
     }
 }
