@@ -42,9 +42,17 @@ impl MountPoint {
             }
             opened => opened?,
         };
-        let device = device_at(&path)?;
-        let connection = opened.try_clone()?;
-        Ok((opened, MountPoint { path, device, connection }))
+        let parts = device_at(&path).and_then(|device| Ok((device, opened.try_clone()?)));
+        match parts {
+            Ok((device, connection)) => Ok((opened, MountPoint { path, device, connection })),
+            Err(error) => {
+                // Without its connection the mount would be dead.
+                if unmount_at(&path) == Err(Errno::PERM) {
+                    let _ = helper_unmounts(&path).output(); // the first error says why
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Unmounts, even while files are open. Does nothing if the mount has ended.
@@ -62,7 +70,7 @@ impl MountPoint {
         if !is_on_top {
             return Err(self.covered_error());
         }
-        match rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        match unmount_at(&self.path) {
             Ok(()) => Ok(()),
             Err(Errno::PERM) => self.unmount_by_helper(),
             Err(errno) => Err(Error::from(io::Error::from(errno)).path(self.path.clone())),
@@ -95,8 +103,7 @@ impl MountPoint {
     }
 
     fn unmount_by_helper(&self) -> Result<()> {
-        let mut helper = Command::new(FUSERMOUNT);
-        let output = helper.args(["-u", "-z", "--"]).arg(&self.path).output()?;
+        let output = helper_unmounts(&self.path).output()?;
         if output.status.success() {
             Ok(())
         } else {
@@ -110,6 +117,18 @@ impl MountPoint {
 const FUSERMOUNT: &str = "fusermount3";
 /// The timeout of a poll that does not wait.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Unmounts the upper file system at `path`.
+fn unmount_at(path: &Path) -> rustix::io::Result<()> {
+    rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+}
+
+/// The helper's command that unmounts the upper file system at `path`.
+fn helper_unmounts(path: &Path) -> Command {
+    let mut helper = Command::new(FUSERMOUNT);
+    helper.args(["-u", "-z", "--"]).arg(path);
+    helper
+}
 
 /// The device of the file system at `path`. Asks only the kernel, since the file system may not answer.
 fn device_at(path: &Path) -> io::Result<Device> {
