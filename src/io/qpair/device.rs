@@ -46,7 +46,6 @@ pub trait Device: Send + Sync {
     }
 
     /// The last failure to connect, while a device that connects again is not connected.
-    #[doc(hidden)]
     fn last_failure(&self) -> Option<Failure> {
         self.below().and_then(|below| below.last_failure())
     }
