@@ -228,7 +228,7 @@ fn a_job_that_its_target_no_longer_allows_is_told_so_at_its_deadline() {
     let mut loader = image.prefetcher(options).unwrap();
     loader.next().unwrap().unwrap();
     target.set_allowed_hosts(vec!["nqn.2026-11.io.dlfs:other".parse().unwrap()]);
-    assert_eq!(target.disconnect(&host), 1);
+    assert!(target.disconnect(&host) > 0);
     let error = job.drain(&mut loader).expect_err("nothing comes any more");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
     let text = error.report();
