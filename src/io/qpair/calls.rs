@@ -17,7 +17,7 @@ use dlfs_base::units::Lba;
 /// Calls on queue pairs that one thread polls together.
 pub struct Calls {
     group: PollGroup,
-    /// For each pair, the I/Os that it had no room for yet.
+    /// For each pair, the I/Os that it has not taken yet.
     pending: Vec<VecDeque<Io>>,
     /// Calls that were not taken, in the order in which they began.
     calls: VecDeque<Call>,
@@ -109,7 +109,7 @@ impl Calls {
     pub fn read(&mut self, pair: usize, offset_bytes: u64, len: usize) -> Result<IoBuf> {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
-        let outside = || outside(namespace, "read", offset_bytes, len);
+        let outside = || cannot_transfer(namespace, "read", offset_bytes, len);
         let end = offset_bytes.checked_add(len as u64).ok_or_else(outside)?;
         if end > namespace.len_bytes() {
             return Err(outside());
@@ -171,10 +171,11 @@ impl Calls {
         self.group.waker()
     }
 
-    /// As [`QueuePair::report_corrupt`], for bytes at any offset.
+    /// As [`QueuePair::report_corrupt`], for all blocks that have some of these bytes, which may begin at any offset.
     pub fn report_corrupt(&mut self, pair: usize, offset_bytes: u64, len: usize) {
         let block_len = u64::from(self.namespace(pair).block_len_bytes);
-        self.group.report_corrupt(pair, Lba(offset_bytes / block_len), len);
+        let skip = (offset_bytes % block_len) as usize; // less than a block
+        self.group.report_corrupt(pair, Lba(offset_bytes / block_len), len + skip);
     }
 
     /// Makes all completed writes durable.
@@ -284,7 +285,7 @@ impl Calls {
         }
     }
 
-    /// Waits until a turn may find something, a [`Waker`] calls, or a call exceeds its deadline.
+    /// Waits until a turn may find something, a [`Waker`] calls, or a call exceeds its deadline; at most a minute.
     pub fn wait(&mut self) {
         let limit = Instant::now() + WAIT;
         let until = self.calls.iter().filter_map(|call| call.until).fold(limit, Instant::min);
@@ -324,7 +325,7 @@ impl Calls {
             return Ok(offset_bytes / block_len);
         }
         let verb = if op == IoOp::Read { "read" } else { "write" };
-        Err(outside(namespace, &format!("{verb} whole blocks as"), offset_bytes, buf.len()))
+        Err(cannot_transfer(namespace, &format!("{verb} whole blocks as"), offset_bytes, buf.len()))
     }
 
     /// Records that an I/O has ended, and queues it again if it may be reread.
@@ -394,8 +395,8 @@ fn lba_of(namespace: &Namespace, slba: u64, piece: u64) -> Lba {
     Lba(slba.saturating_add(piece * u64::from(max_transfer_bytes / block_len_bytes)))
 }
 
-/// The error for a call that does not fit the namespace; `verb` says what the caller wanted to do.
-fn outside(namespace: &Namespace, verb: &str, offset_bytes: u64, len: usize) -> Error {
+/// The error for a range outside the namespace or not of whole blocks; `verb` says what the caller wanted to do.
+fn cannot_transfer(namespace: &Namespace, verb: &str, offset_bytes: u64, len: usize) -> Error {
     let size = namespace.len_bytes();
     let message = format!("cannot {verb} {len} bytes at {offset_bytes} of {size}");
     invalid(message).target(namespace.address.clone())
@@ -418,9 +419,36 @@ const MAX_REREADS: u8 = 2;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
     use super::*;
     use crate::qpair::Device;
     use crate::qpair::mem::MemNamespace;
+
+    /// A queue pair that passes on the ranges that are reported corrupt.
+    struct Reporting(Box<dyn QueuePair>, Sender<(Lba, usize)>);
+
+    impl QueuePair for Reporting {
+        fn namespace(&self) -> &Namespace {
+            self.0.namespace()
+        }
+
+        fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+            self.0.submit(pending)
+        }
+
+        fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+            self.0.poll(now, max, done)
+        }
+
+        fn outstanding(&self) -> usize {
+            self.0.outstanding()
+        }
+
+        fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+            self.1.send((slba, len_bytes)).unwrap();
+        }
+    }
 
     fn calls(num_pairs: usize, queue_depth: u16) -> (MemNamespace, Calls) {
         let device = MemNamespace::new(1 << 20, 512).unwrap().with_limits(4096, queue_depth);
@@ -486,6 +514,17 @@ mod tests {
         assert!(calls.turn(), "the end of the write is told");
         assert!(!calls.turn(), "once");
         assert_eq!(calls.take(begun).unwrap().unwrap().len(), 4096);
+    }
+
+    #[test]
+    fn corrupt_bytes_at_any_offset_are_reported_to_their_last_block() {
+        let (device, mut calls) = calls(0, 1);
+        let (reported, reports) = channel();
+        let pair = calls.add(Box::new(Reporting(device.queue_pair().unwrap(), reported)));
+        calls.report_corrupt(pair, 512 + 300, 400);
+        calls.report_corrupt(pair, 1024, 512);
+        assert_eq!(reports.try_recv(), Ok((Lba(1), 700)), "blocks 1 and 2");
+        assert_eq!(reports.try_recv(), Ok((Lba(2), 512)));
     }
 
     #[test]
