@@ -140,7 +140,7 @@ impl Assembly<'_> {
                 }
             });
             self.builder.add_run(self.end_bytes / CELL_BYTES, samples)?;
-            self.runs.push(RunAt { offset_bytes: self.end_bytes, shard, run: number });
+            self.runs.push(RunAt { offset_bytes: self.end_bytes, shard, in_shard: number });
             self.end_bytes += run.len_bytes.next_multiple_of(CELL_BYTES).max(CELL_BYTES);
         }
         Ok(())

@@ -1,15 +1,21 @@
 //! Shards as a read-only namespace: the runs of all shards lie one after the other, each at a multiple of 4,096 bytes.
 //!
-//! A read of a whole run decodes the run, from its place in its shard, into the reader's buffer. A read of a part of a
-//! run decodes the run into memory, and copies; the last such runs stay in memory (`run_cache.rs`). But a short read
-//! decodes its samples alone, if they have places, unless it continues a recent read. Runs without a place, as in a
-//! compressed shard, are decoded from an earlier run on, and the runs on the way are kept in memory, too. Tiers keep
-//! what is read again.
+//! A *run* is a stretch of samples that are decoded together, and its *place* is where in the shard decoding can begin
+//! (`index.rs`). A read takes the bytes of each run in one of these ways:
+//!
+//! - A whole run is decoded into the reader's buffer.
+//! - For a part of a run, the run is decoded into memory, and the part is copied. The last such runs stay in memory
+//!   (`run_cache.rs`).
+//! - For a short part, only its samples are decoded, if they have places, unless the read continues a recent one.
+//! - A run without a place, as in a compressed shard, is decoded together with the runs before it, from the last one
+//!   with a place on. All of them are decoded into memory.
+//!
+//! Nothing else is cached here: tiers above do that.
 
 use std::sync::Arc;
 
 use crate::index::{LONGEST_RUN_BYTES, Run, ShardIndex};
-use crate::run_cache::{DECODED_BYTES, DecodedRun, RunCache};
+use crate::run_cache::{DECODED_BYTES, RunCache, RunToDecode};
 use crate::set::ShardSet;
 use dlfs_base::checksum::crc32c;
 use dlfs_base::process::Forked;
@@ -33,7 +39,7 @@ pub(crate) struct RunAt {
     /// Number of the shard in the set.
     pub(crate) shard: usize,
     /// Number of the run in the shard.
-    pub(crate) run: usize,
+    pub(crate) in_shard: usize,
 }
 
 /// Reads bytes of the namespace for all queue pairs.
@@ -41,7 +47,7 @@ struct RunReader {
     set: Arc<ShardSet>,
     /// The index of each shard.
     indexes: Vec<ShardIndex>,
-    /// All runs, by ascending offset; the number of a run is its index here.
+    /// All runs, by ascending offset. A `number` is a run's index here, unlike [`RunAt::in_shard`].
     runs: Vec<RunAt>,
     /// Each process has its own cache, also a forked child.
     cache: Forked<RunCache>,
@@ -81,11 +87,11 @@ impl Device for ShardNamespace {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let reader = Arc::clone(&self.reader);
         let namespace = self.namespace.clone();
-        let run = move |io: &mut Io| -> Result<(), IoError> {
+        let serve = move |io: &mut Io| -> Result<(), IoError> {
             namespace.check(io)?;
             if io.op == IoOp::Read { reader.read(io) } else { Ok(()) }
         };
-        helped_pair(self.namespace.clone(), run, MOST_AT_ONCE)
+        helped_pair(self.namespace.clone(), serve, MOST_AT_ONCE)
     }
 }
 
@@ -95,26 +101,27 @@ impl RunReader {
         let start = io.slba.0 * u64::from(BLOCK_LEN_BYTES);
         let end = start + io.buf.len() as u64;
         let mut filled = 0;
-        let first = self.runs.partition_point(|run| run.offset_bytes <= start).saturating_sub(1);
-        for (number, run) in self.runs.iter().enumerate().skip(first) {
-            if run.offset_bytes >= end {
+        let after = self.runs.partition_point(|at| at.offset_bytes <= start);
+        let first_number = after.saturating_sub(1);
+        for (number, at) in self.runs.iter().enumerate().skip(first_number) {
+            if at.offset_bytes >= end {
                 break;
             }
-            let from = run.offset_bytes.max(start);
-            let skip = (from - run.offset_bytes) as usize;
-            let run_len = self.run_of(run).len_bytes as usize;
+            let from = at.offset_bytes.max(start);
+            let skip = (from - at.offset_bytes) as usize;
+            let run_len = self.run(number).len_bytes as usize;
             let len = run_len.saturating_sub(skip).min((end - from) as usize);
             if len > 0 {
-                let at = (from - start) as usize;
-                io.buf[filled..at].fill(0);
-                filled = at + len;
-                let into = &mut io.buf[at..filled];
+                let begin = (from - start) as usize;
+                io.buf[filled..begin].fill(0);
+                filled = begin + len;
+                let into = &mut io.buf[begin..filled];
                 let read = if len == run_len {
                     self.read_whole_run(number, into)
                 } else {
                     self.read_run(number, skip, into)
                 };
-                read.map_err(|error| self.io_error(run.shard, &error))?;
+                read.map_err(|error| self.io_error(at.shard, &error))?;
             }
         }
         io.buf[filled..].fill(0);
@@ -124,16 +131,16 @@ impl RunReader {
     /// Reads all bytes of the run `number`. Decodes into the buffer, unless the run is in memory, or is decoded
     /// together with others.
     fn read_whole_run(&self, number: usize, into: &mut [u8]) -> Result<()> {
-        let RunAt { shard, run, .. } = self.runs[number];
-        let index = &self.indexes[shard];
-        let next = index.runs().get(run + 1).map(|next| next.place);
-        let is_alone = self.run_of(&self.runs[number]).place.is_some() && next != Some(None);
+        let RunAt { shard, in_shard, .. } = self.runs[number];
+        let run = self.run(number);
+        let end = self.place_behind(shard, in_shard);
+        let is_alone = run.place.is_some() && end != Some(None);
         if !is_alone {
             return self.read_run(number, 0, into);
         }
         self.check_process()?;
-        let decoded = DecodedRun { len_bytes: self.len(number), is_kept: false };
-        let _turn = match self.cache().turn(number, number, decoded) {
+        let to_decode = RunToDecode { len_bytes: run.len_bytes, is_kept: false };
+        let _turn = match self.cache().turn(number, number, to_decode) {
             Ok(bytes) => {
                 into.copy_from_slice(&bytes);
                 return Ok(());
@@ -141,7 +148,7 @@ impl RunReader {
             Err(turn) => turn,
         };
         let mut left = into;
-        self.decode(number, run, next.flatten(), &mut |_, record, _| {
+        self.decode(number, in_shard, end.flatten(), &mut |_, record, _| {
             let (space, rest) = std::mem::take(&mut left).split_at_mut(record.len());
             space.copy_from_slice(record);
             left = rest;
@@ -151,10 +158,7 @@ impl RunReader {
     /// Reads bytes of the run `number` from offset `skip` on: decodes the run into memory, or, for a short read, only
     /// its samples.
     fn read_run(&self, number: usize, skip: usize, into: &mut [u8]) -> Result<()> {
-        let RunAt { shard, run, .. } = self.runs[number];
-        let index = &self.indexes[shard];
-        let run = &index.runs()[run];
-        let is_short = (into.len() as u64).saturating_mul(SHORT) <= run.len_bytes;
+        let is_short = (into.len() as u64).saturating_mul(SHORT) <= self.run(number).len_bytes;
         let range = skip..skip + into.len();
         if is_short
             && let Some(_read) = self.cache().sample_read(self.first_of(number), number, range)
@@ -162,22 +166,25 @@ impl RunReader {
             match self.read_samples(number, skip, into) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                // The shard has changed, or bad entries lie between the samples: decoding the run tells which.
+                // The shard has changed, or bad entries lie in the run. The latter are no error: but as places of
+                // samples do not count them, the names of rows are then wrong, or the stream ends too early. Decoding
+                // the run, which skips bad entries, tells which.
                 Err(error) if error.kind() == ErrorKind::BadSource => {}
                 Err(error) => return Err(error),
             }
         }
-        let bytes = self.run(number)?;
+        let bytes = self.decoded_run(number)?;
         into.copy_from_slice(&bytes[skip..skip + into.len()]);
         Ok(())
     }
 
-    /// As [`read_run`](Self::read_run), but decodes only the samples with these bytes; `false`: a sample has no place.
+    /// As [`read_run`](Self::read_run), but decodes only the samples with these bytes. `false`: this is not possible,
+    /// because the first of them has no place, or the sample or run behind the last of them has none.
     fn read_samples(&self, number: usize, skip: usize, into: &mut [u8]) -> Result<bool> {
         self.check_process()?;
-        let RunAt { shard, run: run_number, .. } = self.runs[number];
+        let RunAt { shard, in_shard, .. } = self.runs[number];
         let index = &self.indexes[shard];
-        let run = &index.runs()[run_number];
+        let run = self.run(number);
         let lens = &index.lens_bytes()[run.first..run.first + run.samples as usize];
         let ends = || {
             lens.iter().scan(0, |end, len| {
@@ -186,21 +193,21 @@ impl RunReader {
             })
         };
         // The samples with the first and the last byte, counted from the first sample of the run.
-        let first = ends().take_while(|end| *end <= skip).count();
-        let last = ends().take_while(|end| *end < skip + into.len()).count();
-        let start: usize = lens[..first].iter().map(|len| *len as usize).sum();
-        let Some(place) = index.place(run, run.first + first) else { return Ok(false) };
-        let end = if last + 1 < lens.len() {
-            Some(index.place(run, run.first + last + 1))
+        let first_in_run = ends().take_while(|end| *end <= skip).count();
+        let last_in_run = ends().take_while(|end| *end < skip + into.len()).count();
+        let start: usize = lens[..first_in_run].iter().map(|len| *len as usize).sum();
+        let Some(place) = index.place(run, run.first + first_in_run) else { return Ok(false) };
+        let end = if last_in_run + 1 < lens.len() {
+            Some(index.place(run, run.first + last_in_run + 1))
         } else {
-            index.runs().get(run_number + 1).map(|next| next.place)
+            self.place_behind(shard, in_shard)
         };
         if end == Some(None) {
             return Ok(false);
         }
         let mut stream = self.set.shards.stream(shard, place, end.flatten())?;
         let mut bytes = Vec::new();
-        for sample in run.first + first..=run.first + last {
+        for sample in run.first + first_in_run..=run.first + last_in_run {
             self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
         }
         self.set.shards.check(shard)?;
@@ -210,10 +217,17 @@ impl RunReader {
 
     /// The run at which decoding the run `number` begins: itself, or the last one before it that has a place.
     fn first_of(&self, number: usize) -> usize {
-        let first = (0..=number).rev().find(|at| self.run_of(&self.runs[*at]).place.is_some());
-        first.expect("the first run of each shard has a place")
+        let first_number = (0..=number).rev().find(|earlier| self.run(*earlier).place.is_some());
+        first_number.expect("the first run of each shard has a place")
     }
 
+    /// The place of the run behind run `in_shard` of a shard. `Some(None)`: a run follows, and its place is unknown.
+    /// `None`: the shard ends.
+    fn place_behind(&self, shard: usize, in_shard: usize) -> Option<Option<StreamPlace>> {
+        self.indexes[shard].runs().get(in_shard + 1).map(|next| next.place)
+    }
+
+    /// The decoded runs of this process; the first call creates the cache.
     fn cache(&self) -> &RunCache {
         self.cache.get_or_init(RunCache::default)
     }
@@ -231,45 +245,43 @@ impl RunReader {
         Err(error.hint("open the data set there, or start processes with spawn"))
     }
 
-    fn run_of(&self, at: &RunAt) -> &Run {
-        &self.indexes[at.shard].runs()[at.run]
-    }
-
-    fn len(&self, number: usize) -> u64 {
-        self.run_of(&self.runs[number]).len_bytes
+    /// The index entry of the run `number`.
+    fn run(&self, number: usize) -> &Run {
+        let RunAt { shard, in_shard, .. } = self.runs[number];
+        &self.indexes[shard].runs()[in_shard]
     }
 
     /// The bytes of the run `wanted`: from memory, or decoded by one thread for all that wait for them.
-    fn run(&self, wanted: usize) -> Result<Arc<Vec<u8>>> {
+    fn decoded_run(&self, wanted: usize) -> Result<Arc<Vec<u8>>> {
         self.check_process()?;
-        let first = self.first_of(wanted);
+        let run = self.run(wanted);
+        let first_number = self.first_of(wanted);
         let cache = self.cache();
-        let decoded = DecodedRun { len_bytes: self.len(wanted), is_kept: true };
-        let _turn = match cache.turn(first, wanted, decoded) {
+        let to_decode = RunToDecode { len_bytes: run.len_bytes, is_kept: true };
+        let _turn = match cache.turn(first_number, wanted, to_decode) {
             Ok(bytes) => return Ok(bytes),
             Err(turn) => turn,
         };
         // Also decode the runs without a place that follow, up to half of the memory for runs.
-        let RunAt { shard, run, .. } = self.runs[wanted];
-        let mut last = run;
-        let mut ahead = 0;
-        let end = loop {
-            match self.indexes[shard].runs().get(last + 1) {
-                None => break None,
-                Some(Run { place: Some(place), .. }) => break Some(*place),
-                Some(next) if ahead + next.len_bytes > KEPT_BYTES / 2 => break None,
-                Some(next) => (last, ahead) = (last + 1, ahead + next.len_bytes),
-            }
-        };
+        let RunAt { shard, in_shard, .. } = self.runs[wanted];
         let index = &self.indexes[shard];
-        let run = &index.runs()[run];
+        let mut last_in_shard = in_shard;
+        let mut ahead_bytes = 0;
+        let end = loop {
+            let Some(next) = index.runs().get(last_in_shard + 1) else { break None };
+            if next.place.is_some() || ahead_bytes + next.len_bytes > KEPT_BYTES / 2 {
+                break next.place;
+            }
+            last_in_shard += 1;
+            ahead_bytes += next.len_bytes;
+        };
         let has_places = index.place(run, run.first + run.samples as usize - 1).is_some();
         let most_kept = if has_places { KEPT_BESIDE_PLACES_BYTES } else { KEPT_BYTES };
         let mut found = None;
         let mut bytes = Vec::new();
-        self.decode(first, last, end, &mut |number, record, ends_run| {
+        self.decode(first_number, last_in_shard, end, &mut |number, record, ends_run| {
             if bytes.is_empty() {
-                bytes.reserve_exact(self.len(number) as usize);
+                bytes.reserve_exact(self.run(number).len_bytes as usize);
             }
             bytes.extend_from_slice(record);
             if ends_run {
@@ -283,22 +295,22 @@ impl RunReader {
         Ok(found.expect("the wanted run is one of them"))
     }
 
-    /// Decodes consecutive runs of a shard: from `first`, numbered in the namespace, which has a place, to `last`,
-    /// numbered in the shard. `end`: the place behind `last`, if it is known. Calls `take` for each record with the
-    /// number of its run in the namespace, the record, and whether it is the last record of the run.
+    /// Decodes consecutive runs of a shard: from run `first_number`, which has a place, to run `last_in_shard` of the
+    /// shard. `end`: the place behind the last run, if it is known. Calls `take` for each record with the number of its
+    /// run in the namespace, the record, and whether it is the last record of the run.
     fn decode(
         &self,
-        first: usize,
-        last: usize,
+        first_number: usize,
+        last_in_shard: usize,
         end: Option<StreamPlace>,
         take: &mut dyn FnMut(usize, &[u8], bool),
     ) -> Result<()> {
-        let RunAt { shard, run, .. } = self.runs[first];
-        let index = &self.indexes[shard];
-        let from = index.runs()[run].place.unwrap_or_default();
+        let RunAt { shard, in_shard, .. } = self.runs[first_number];
+        let runs = &self.indexes[shard].runs()[in_shard..=last_in_shard];
+        let from = runs[0].place.unwrap_or_default();
         let mut stream = self.set.shards.stream(shard, from, end)?;
         let mut record = Vec::new();
-        for (number, run) in (first..).zip(&index.runs()[run..=last]) {
+        for (number, run) in (first_number..).zip(runs) {
             let samples = run.first..run.first + run.samples as usize;
             for sample in samples.clone() {
                 record.clear();
@@ -358,10 +370,10 @@ const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 /// Maximum reads of a queue pair at a time, including those that wait for the same run.
 const MOST_AT_ONCE: usize = 128;
 const QUEUE_DEPTH: u16 = 128;
-/// A read is short if its run has this many times its bytes. A reader that wants the whole run reads more at a time.
+/// A read is short if its run is at least this many times as long. Readers of whole runs read longer pieces.
 const SHORT: u64 = 8;
-/// Maximum bytes of decoded runs in memory, but always one run. A thread that waits for a run must still find it there
-/// after the runs that are decoded together with it.
+/// Maximum bytes of decoded runs in memory, but always one run. Must be large enough that a thread that waits for a run
+/// still finds it there after the runs that are decoded together with it: at most half of this is decoded ahead.
 const KEPT_BYTES: u64 = DECODED_BYTES;
 /// The same for runs whose samples can be decoded alone: these are seldom read again from memory.
 const KEPT_BESIDE_PLACES_BYTES: u64 = 8 << 20;

@@ -25,19 +25,19 @@ struct RunCacheState {
     /// The runs in memory, with their numbers; the most recently used last.
     runs: VecDeque<(usize, Arc<Vec<u8>>)>,
     /// The runs that threads decode now, by the first run of those that are decoded together.
-    decoding: HashMap<usize, DecodedRun>,
+    decoding: HashMap<usize, RunToDecode>,
     /// The run of each read that decodes its samples alone now.
     sample_reads: Vec<usize>,
     /// The last such reads that have ended: the run, and the offset in it at which the read ended.
     last_sample_reads: VecDeque<(usize, usize)>,
 }
 
-/// A run that a thread decodes.
+/// A run that a thread decodes, or is about to.
 #[derive(Clone, Copy)]
-pub(crate) struct DecodedRun {
-    /// Length of the decoded run.
+pub(crate) struct RunToDecode {
+    /// Bytes of the decoded run.
     pub(crate) len_bytes: u64,
-    /// Set if the run is kept in memory; otherwise it is decoded into the buffer of one reader.
+    /// Set if the run will be kept in memory; otherwise it is decoded into the buffer of one reader.
     pub(crate) is_kept: bool,
 }
 
@@ -48,7 +48,7 @@ impl RunCache {
         &self,
         first: usize,
         wanted: usize,
-        run: DecodedRun,
+        run: RunToDecode,
     ) -> Result<Arc<Vec<u8>>, Turn<'_>> {
         let mut state = self.state.lock();
         loop {
@@ -117,7 +117,7 @@ impl RunCache {
 
 impl RunCacheState {
     /// Returns whether one more run may be decoded now. A single run may have any length.
-    fn has_room(&self, run: DecodedRun) -> bool {
+    fn has_room(&self, run: RunToDecode) -> bool {
         let all = self.decoding.values();
         let bytes = all.clone().map(|other| other.len_bytes).sum::<u64>();
         // A first batch waits for samples and kept runs; whole runs fill a loader's window, which can wait.
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn runs_are_decoded_side_by_side_within_a_limit_of_bytes_and_one_of_any_length() {
         let cache = RunCache::default();
-        let turn = |run, len_bytes| cache.turn(run, run, DecodedRun { len_bytes, is_kept: true });
+        let turn = |run, len_bytes| cache.turn(run, run, RunToDecode { len_bytes, is_kept: true });
         let long = turn(0, 1 << 40).unwrap_err();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| turn(1, 20 << 20).unwrap_err().first);
@@ -219,7 +219,7 @@ mod tests {
         assert!(read(3, 3, 55).is_none(), "one that goes on");
         (1..MOST_SAMPLE_READS_OF_A_RUN).for_each(|_| drop(read(3, 3, 20).expect("one elsewhere")));
         assert!(read(3, 3, 80).is_none(), "too many, also elsewhere");
-        let run = |is_kept| DecodedRun { len_bytes: 1, is_kept };
+        let run = |is_kept| RunToDecode { len_bytes: 1, is_kept };
         let in_place = cache.turn(5, 5, run(false)).unwrap_err();
         assert!(read(5, 5, 0).is_some());
         drop(in_place);
