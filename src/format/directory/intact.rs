@@ -28,7 +28,8 @@ impl Learned {
         }
     }
 
-    /// Returns whether `found` is the checksum of `sample`; stores it if none is known.
+    /// Returns whether `found` is the checksum of `sample`; stores it if none is known. No checksum is that of a sample
+    /// that does not exist.
     pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
         let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
         let word = &self.known[(sample.0 / 64) as usize];
@@ -37,7 +38,8 @@ impl Learned {
             return checksum.load(Ordering::Relaxed) == found;
         }
         // Several threads may read the sample first: the one that replaces 0 stores its checksum, and the others
-        // compare theirs. If the stored checksum is 0, it stays 0 until `word` marks it as known.
+        // compare theirs. A checksum of 0 looks unset until `word` marks it: of threads that read such a sample first
+        // at the same time, another one may still replace it, and both are accepted.
         let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
         word.fetch_or(bit, Ordering::Release);
         before.is_ok() || before == Err(found)
