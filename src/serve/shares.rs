@@ -23,7 +23,25 @@ pub(super) struct Flow {
     pub(super) host: usize,
     /// The namespace of the connection's next command.
     pub(super) namespace: usize,
+    /// Twice the index of the connection, plus its lane: see [`Flow::connection_of`].
     pub(super) connection: usize,
+}
+
+impl Flow {
+    /// The number in flows of a lane of the connection at `index`.
+    pub(super) fn connection_of(index: usize, lane: usize) -> usize {
+        2 * index + lane
+    }
+
+    /// The index of the connection.
+    pub(super) fn connection_index(self) -> usize {
+        self.connection / 2
+    }
+
+    /// The lane of the connection.
+    pub(super) fn lane(self) -> usize {
+        self.connection % 2
+    }
 }
 
 /// A turn of a connection, which ends with [`Turns::served`] or [`Turns::postpone`].

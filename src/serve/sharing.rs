@@ -19,7 +19,7 @@ use super::hosts::HostId;
 use super::shares::limits::{Class, TICKS_PER_NANOSECOND};
 use super::shares::pace::{Paces, Runner};
 use super::shares::rules::{Limiter, Usage};
-use super::shares::{DEFAULT_WEIGHT, Turns};
+use super::shares::{DEFAULT_WEIGHT, Flow, Turns};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
 
@@ -134,8 +134,9 @@ impl Sharing {
 
     /// Removes a connection that closes.
     pub(super) fn forget(&mut self, index: usize, host: Option<HostId>) {
+        let lanes = [0, 1].map(|lane| Flow::connection_of(index, lane));
         for turns in [&mut self.starts, &mut self.sends] {
-            turns.leave(|connection| connection / 2 == index);
+            turns.leave(|connection| lanes.contains(&connection));
         }
         if let Some(share) = host.and_then(|host| self.hosts[host.0].as_mut()) {
             share.throttled_since = None;

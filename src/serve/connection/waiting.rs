@@ -135,7 +135,8 @@ impl HostConnection {
     /// a Connect are host 0. Namespaces and connections have two numbers each, one for each lane.
     fn flow(&self, lane: usize, namespace: usize) -> Flow {
         let host = self.host_id().map_or(0, |host| host.0 + 1);
-        Flow { host, namespace: 2 * namespace + lane, connection: 2 * self.index + lane }
+        let connection = Flow::connection_of(self.index, lane);
+        Flow { host, namespace: 2 * namespace + lane, connection }
     }
 
     /// The connection as a flow of the turns for sending.

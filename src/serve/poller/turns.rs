@@ -1,4 +1,7 @@
 //! The order in which a poller serves its connections: waiting commands begin, and responses are sent, in turns.
+//!
+//! Turns and flows: `shares.rs`, which decides their order. Lanes, the two lists of waiting commands of a connection:
+//! `connection/waiting.rs`.
 
 use super::{Poller, watch};
 use crate::sharing::{SLICE_BYTES, cost_of};
@@ -6,17 +9,19 @@ use crate::sharing::{SLICE_BYTES, cost_of};
 impl Poller {
     /// Starts waiting commands that memory, rate limits and turns now permit. Returns how many.
     pub(super) fn start_waiting(&mut self) -> usize {
-        self.backend.sharing.wake_at = None;
+        self.backend.sharing.wake_at = None; // set again below by the commands that still cannot begin
         if self.backend.sharing.starts.is_empty() {
             return 0;
         }
+        // While `sharing.starts` is empty, a command may begin although others wait, as it must here: it is its turn.
         let mut starts = std::mem::take(&mut self.backend.sharing.starts);
+        // Set again below by the commands that still have no room at their device.
         self.backend.queues.iter_mut().for_each(|(_, queue)| queue.is_gated = false);
         let mut num_started = 0;
         while let Some(turn) = starts.next() {
-            let index = turn.flow.connection / 2;
-            let lane = turn.flow.connection % 2;
             let flow = turn.flow;
+            let index = flow.connection_index();
+            let lane = flow.lane();
             let connection = &mut self.connections[index];
             match connection.start_first(lane, &mut self.backend) {
                 None => starts.served(turn, 0, None), // the lane's commands have failed meanwhile
@@ -37,7 +42,8 @@ impl Poller {
         num_started
     }
 
-    /// Sends the responses of dirty connections: all of them, or one turn's worth while several hosts use the poller.
+    /// Sends the responses of dirty connections: all of them, or some of them in turns while several hosts use the
+    /// poller or connections still wait to send.
     pub(super) fn send_dirty(&mut self) {
         if self.backend.sharing.is_mixed || !self.backend.sharing.sends.is_empty() {
             return self.send_in_turns();
@@ -49,8 +55,8 @@ impl Poller {
         self.dirty = dirty;
     }
 
-    /// Sends in turns until [`SLICE_BYTES`] are sent. The next iteration sends more, after it has looked for commands
-    /// of other hosts.
+    /// Sends in turns until their costs reach [`SLICE_BYTES`]: the bytes, and 4 KiB for each turn. The next iteration
+    /// sends more, after it has looked for commands of other hosts.
     fn send_in_turns(&mut self) {
         let mut sends = std::mem::take(&mut self.backend.sharing.sends);
         for index in self.dirty.drain(..) {
@@ -60,22 +66,22 @@ impl Poller {
         while left > 0
             && let Some(turn) = sends.next()
         {
-            let index = turn.flow.connection / 2;
+            let index = turn.flow.connection_index();
             let sent = self.send(index, SLICE_BYTES);
             let cost = cost_of(sent.unwrap_or(0));
             left = left.saturating_sub(cost);
-            let has_more = sent.is_some() && {
+            let mut more = None;
+            if sent.is_some() {
                 let connection = &mut self.connections[index];
                 connection.is_dirty = connection.wants_to_send() && !connection.is_blocked;
-                connection.is_dirty
-            };
-            let more = has_more.then_some(turn.flow.namespace);
+                more = connection.is_dirty.then_some(turn.flow.namespace);
+            }
             sends.served(turn, cost, more);
         }
         self.backend.sharing.sends = sends;
     }
 
-    /// Sends about `max` bytes of a connection at most; returns how many. `None`: the connection has closed.
+    /// Sends at most about `max` bytes of a connection; returns how many. `None`: the connection has closed.
     fn send(&mut self, index: usize, max: usize) -> Option<usize> {
         let connection = self.connections.get_mut(index)?;
         connection.is_dirty = false;
