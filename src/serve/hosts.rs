@@ -1,10 +1,10 @@
 //! Memory accounts of the hosts on one poller: a host may hold as much memory as remains free.
 //!
 //! A host that stops reading its responses keeps their buffers until it times out. The limit per host
-//! therefore falls with the free memory: the first such host gets half of it, the next one half of the
-//! rest, and some memory always remains for hosts that read. Hosts are identified by NQN, as everywhere in
-//! the target. As NQNs can be invented, the poller also closes connections that hold memory without reading
-//! while others wait for it.
+//! therefore falls with the free memory. If requests are small, the first such host gets about half of it, and the next
+//! one about half of the rest, so that several such hosts leave some for hosts that read. Hosts are identified by
+//! NQN, as everywhere in the target. As NQNs can be invented, the poller also closes connections that hold memory
+//! without reading while others wait for it.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ struct Host {
 
 /// A request for memory by a queue.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MemoryWait {
+pub(super) struct MemoryRequest {
     /// The queue's host, once it has connected.
     pub(super) host: Option<HostId>,
     /// Bytes.
@@ -75,10 +75,10 @@ impl Hosts {
         *held = *held + now - before;
     }
 
-    /// Returns whether the waiting host may take the memory it asks for, while `free_bytes` are free.
-    pub(super) fn may_take(&self, memory_wait: &MemoryWait, free_bytes: usize) -> bool {
-        let held_bytes = memory_wait.host.map_or(0, |host| self.hosts[host.0].held_bytes);
-        held_bytes + memory_wait.len <= free_bytes
+    /// Returns whether the host may take the memory that it requests, while `free_bytes` are free.
+    pub(super) fn may_take(&self, request: &MemoryRequest, free_bytes: usize) -> bool {
+        let held_bytes = request.host.map_or(0, |host| self.hosts[host.0].held_bytes);
+        held_bytes + request.len <= free_bytes
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn may_take(hosts: &Hosts, host: HostId, len: usize, free_bytes: usize) -> bool {
-        hosts.may_take(&MemoryWait { host: Some(host), len }, free_bytes)
+        hosts.may_take(&MemoryRequest { host: Some(host), len }, free_bytes)
     }
 
     #[test]

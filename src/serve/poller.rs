@@ -23,7 +23,7 @@ use slab::Slab;
 use super::access_log::{WarningKind, Who};
 use super::connection::{Closed, HostConnection, Scratch};
 use super::exponentiations::Computed;
-use super::hosts::{Hosts, MemoryWait};
+use super::hosts::{Hosts, MemoryRequest};
 use super::io::{Backend, Change, NamespaceQueue, RESERVE_BYTES, SILENCE, Tag};
 use super::peers::{Peer, PeerLimits};
 use super::sharing::Sharing;
@@ -424,7 +424,7 @@ impl Poller {
         let connection_bytes = self.backend.connection_bytes;
         let waits =
             self.connections.iter().filter_map(|(_, c)| c.memory_wait(&self.backend, limit));
-        let waits: Vec<MemoryWait> = waits.collect();
+        let waits: Vec<MemoryRequest> = waits.collect();
         if waits.is_empty() {
             return;
         }
@@ -439,7 +439,7 @@ impl Poller {
         for (number, (held, index)) in stalled.into_iter().enumerate() {
             let hosts = &self.backend.hosts;
             let is_enough = free_bytes >= connection_bytes
-                && waits.iter().all(|memory_wait| hosts.may_take(memory_wait, free_bytes));
+                && waits.iter().all(|request| hosts.may_take(request, free_bytes));
             // If hosts still wait, the free memory may be fragmented, so each tick closes at least one
             // connection.
             if is_enough && number > 0 {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{CommandId, HostConnection, has_passed};
-use crate::hosts::{HostId, MemoryWait};
+use crate::hosts::{HostId, MemoryRequest};
 use crate::io::{Backend, Kind, Request};
 use crate::shares::{Blocked, Flow, Turns};
 use crate::sharing::cost_of;
@@ -168,14 +168,14 @@ impl HostConnection {
         &self,
         backend: &Backend,
         limit: Duration,
-    ) -> Option<MemoryWait> {
+    ) -> Option<MemoryRequest> {
         let long = |since| has_passed(backend.now, since, limit);
         let first = self.waiting.lanes.iter().filter_map(VecDeque::front);
         let len = first.map(|(_, need)| need.len_bytes()).max().unwrap_or(0);
         let is_long = self.waiting_since.is_some_and(long)
             && !self.is_stalled(backend.now, limit)
             && self.may_hold(len, backend.connection_bytes);
-        is_long.then(|| MemoryWait { host: self.host_id(), len })
+        is_long.then(|| MemoryRequest { host: self.host_id(), len })
     }
 
     /// Returns whether the connection may hold `len` more bytes. One command is always allowed.
@@ -315,7 +315,7 @@ impl HostConnection {
         self.account(backend);
         let free_bytes = backend.pool.free_bytes();
         let host = self.host_id();
-        if !backend.hosts.may_take(&MemoryWait { host, len }, free_bytes) {
+        if !backend.hosts.may_take(&MemoryRequest { host, len }, free_bytes) {
             // While hosts take turns, all connections of one host need about as much memory: they are not tried one by
             // one.
             let is_for_all = backend.sharing.is_mixed;

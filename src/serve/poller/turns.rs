@@ -13,7 +13,8 @@ impl Poller {
         if self.backend.sharing.starts.is_empty() {
             return 0;
         }
-        // While `sharing.starts` is empty, a command may begin although others wait, as it must here: it is its turn.
+        // Not taken only for the borrow: `is_within_limits` and `has_room_at_device` keep commands waiting while others
+        // are in `sharing.starts`, so this must be empty for the command whose turn it is.
         let mut starts = std::mem::take(&mut self.backend.sharing.starts);
         // Set again below by the commands that still have no room at their device.
         self.backend.queues.iter_mut().for_each(|(_, queue)| queue.is_gated = false);
