@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use dlfs_base::error::{Error, Result, invalid};
 
 /// Processors to bind threads to: at least one, in ascending order. When a public constructor returns, the processors
-/// exist and this process may use them.
+/// exist, and the calling thread may use them; threads inherit this from the one that starts them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpus(Vec<usize>);
 
@@ -19,8 +19,8 @@ impl Cpus {
     /// Parses a list of processors such as `0,2-5`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the list is malformed, or names a processor that this machine does not have or this
-    /// process may not use.
+    /// `InvalidArgument`: the list is malformed, or names a processor that this machine does not have or the
+    /// calling thread may not use.
     pub fn parse(list: &str) -> Result<Cpus> {
         let cpus = parse_list(list).ok_or_else(|| {
             invalid(format!("'{list}' is not a list of processors such as 0,2-5"))
@@ -41,11 +41,11 @@ impl Cpus {
         Ok(Cpus(cpus))
     }
 
-    /// The processors of NUMA node `node` that this process may use.
+    /// The processors of NUMA node `node` that the calling thread may use.
     ///
     /// # Errors
-    /// `InvalidArgument`: the machine has no such node, the node has only memory, or the process may use none of
-    /// its processors.
+    /// `InvalidArgument`: the machine has no such node, the node has only memory, or the calling thread may use
+    /// none of its processors.
     pub fn of_node(node: u32) -> Result<Cpus> {
         let of_node = node_cpus(node)?;
         let allowed = allowed()?;
@@ -152,13 +152,13 @@ fn cpus_of_node(node: u32, list: &str) -> Result<Vec<usize>> {
     })
 }
 
-/// The processors that this process may use.
+/// The processors that the calling thread may use; threads inherit this from the one that starts them.
 fn allowed() -> Result<Vec<usize>> {
     let set = sched_getaffinity(None).map_err(std::io::Error::from)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// The processors that are online.
+/// The processors that are online; if the kernel does not list them, those that the calling thread may use.
 pub(crate) fn online() -> Vec<usize> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     parse_list(list.trim_end()).unwrap_or_else(|| allowed().unwrap_or_default())

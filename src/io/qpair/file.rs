@@ -61,8 +61,8 @@ pub struct FileNamespace {
     files: Arc<Files>,
     /// The namespace when it was opened; `files` has the current size.
     namespace: Namespace,
-    /// The calls in use: `Auto` stands for io_uring.
-    calls: FileCalls,
+    /// Set if io_uring transfers the bytes, unless no further ring can be created; otherwise `pread` and `pwrite` do.
+    uses_uring: bool,
     /// True if this process holds the lock of a writer.
     is_locked: bool,
 }
@@ -111,15 +111,13 @@ impl FileNamespace {
         }
         let len = len_of(&buffered).map_err(|e| cannot_open(path, e))?;
         let block_len_bytes = block_len(&buffered, is_block_device, len, path)?;
-        // Leases must bypass the page cache, so that machines see each other's.
+        // Leases should bypass the page cache, so that machines see each other's.
         let prefers_direct = is_block_device || writable && !is_locked || len > memory_bytes() / 2;
         let direct = open_direct(path, &options, writable, prefers_direct)?;
         let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);
-        let calls = match options.calls {
-            FileCalls::Auto if !writable && is_in_memory(&files.buffered) => FileCalls::Pread,
-            FileCalls::Auto if !UringPair::is_available() => FileCalls::Pread,
-            calls => calls,
-        };
+        let uses_uring = options.calls == FileCalls::Auto
+            && (writable || !is_in_memory(&files.buffered))
+            && UringPair::is_available();
         let namespace = Namespace {
             address: path.display().to_string(),
             block_len_bytes: block_len_bytes as u32, // at most 4,096, see `block_len`
@@ -128,9 +126,9 @@ impl FileNamespace {
             queue_depth: QUEUE_DEPTH,
             nguid: [0; 16],
             read_only: !writable,
-            engine: engine(calls, files.is_direct()),
+            engine: engine(uses_uring, files.is_direct()),
         };
-        Ok(FileNamespace { files: Arc::new(files), namespace, calls, is_locked })
+        Ok(FileNamespace { files: Arc::new(files), namespace, uses_uring, is_locked })
     }
 
     /// Frees the blocks of a file in `range` (NVMe's Deallocate). They then read as zeroes, and the length of
@@ -182,14 +180,14 @@ impl Device for FileNamespace {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let files = Arc::clone(&self.files);
         let mut namespace = self.namespace();
-        if self.calls == FileCalls::Auto {
+        if self.uses_uring {
             match UringPair::new(Arc::clone(&files), namespace.clone()) {
                 Ok(pair) => return Ok(Box::new(pair)),
                 Err(error) => tracing::warn!(%error, "cannot create another io_uring; using pread \
                                                       instead"),
             }
         }
-        namespace.engine = engine(FileCalls::Pread, files.is_direct());
+        namespace.engine = engine(false, files.is_direct());
         Ok(Box::new(PreadPair::new(files, namespace)))
     }
 
@@ -447,11 +445,8 @@ fn memory_bytes() -> u64 {
 }
 
 /// The name of the engine: see [`Namespace::engine`].
-fn engine(calls: FileCalls, is_direct: bool) -> String {
-    let calls = match calls {
-        FileCalls::Auto => "io_uring",
-        FileCalls::Pread => "pread",
-    };
+fn engine(uses_uring: bool, is_direct: bool) -> String {
+    let calls = if uses_uring { "io_uring" } else { "pread" };
     format!("file ({calls}{})", if is_direct { ", O_DIRECT" } else { "" })
 }
 
