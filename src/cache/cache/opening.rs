@@ -199,7 +199,7 @@ impl Opening {
         });
         match shared {
             Ok((copies, files)) => {
-                let listener = listener.or_else(|| Listener::soon_on(&name));
+                let listener = listener.or_else(|| Listener::on_within_grace(&name));
                 Some((copies, Sharing { name, listener, hello, files }))
             }
             Err(error) => {

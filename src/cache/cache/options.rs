@@ -315,7 +315,8 @@ pub(super) fn refuse(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text).hint("dlfs probe writes such a file")
 }
 
-fn default_threads() -> u32 {
+/// The number of threads of a tier whose table has none.
+pub(super) fn default_threads() -> u32 {
     2
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::options::{Environment, Point, TierKind, TierSpec, TierTable};
+use super::options::{Environment, Point, TierKind, TierSpec, TierTable, default_threads};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::threads::caught;
@@ -21,7 +21,7 @@ pub struct Probe {
     pub threads: Vec<u32>,
     /// Duration of the measurement of each number of threads, for reads and again for writes.
     pub slice: Duration,
-    /// Bytes used to measure each tier, at most its quota.
+    /// Bytes used to measure each tier: at most its quota, but at least 4 MiB.
     pub bytes: u64,
 }
 
@@ -88,7 +88,7 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
         path,
         capacity: spec.quota_bytes.to_string(),
         overwrite: spec.overwrite,
-        threads: 2,
+        threads: default_threads(),
         read,
         write,
     })
@@ -125,7 +125,7 @@ fn fill(device: &Arc<dyn Device>, bytes: u64) -> Result<()> {
     io.flush()
 }
 
-/// The rate of reads, or of writes, for each number of threads.
+/// The rate of reads, or, with `writes`, of writes of the first `bytes` bytes, for each number of threads.
 fn table(
     device: &Arc<dyn Device>,
     options: &Probe,
@@ -172,8 +172,11 @@ fn mb_per_s(runs: &[Moved]) -> f64 {
 /// Offsets of one thread's I/O: every offset comes once before any repeats, and unless there are very few, no two
 /// in a row are adjacent; repeated or adjacent ones would measure the CPU cache.
 struct Offsets {
+    /// Number of different offsets, which are the multiples of [`IO_BYTES`] from 0 on.
     count: u64,
+    /// Distance from one offset to the next, in I/Os, modulo `count`.
     step: u64,
+    /// The next offset, in I/Os.
     next: u64,
 }
 

@@ -28,7 +28,7 @@ pub struct Listener {
 impl Listener {
     /// As [`Listener::on`], but waits up to [`NAME_WAIT`] for a name whose last process has just been killed and has
     /// not released it yet. Warns, and returns `None`, if the socket cannot be used.
-    pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
+    pub(in crate::cache) fn on_within_grace(name: &str) -> Option<Listener> {
         let until = Instant::now() + NAME_WAIT;
         loop {
             match Listener::on(name) {
@@ -51,10 +51,10 @@ impl Listener {
     /// Listens on the socket `name`.
     ///
     /// # Errors
-    /// `AddrInUse`: another process listens on the name. Errors of [`path_of`] and of the operating
+    /// `AddrInUse`: another process listens on the name. Errors of [`path_to_bind`] and of the operating
     /// system.
     pub fn on(name: &str) -> std::io::Result<Listener> {
-        let path = path_of(name)?;
+        let path = path_to_bind(name)?;
         // Locked, since only one process at a time may replace a socket on which nobody listens.
         let folder = path.parent().unwrap_or(Path::new("."));
         let _lock = FolderLock::new(folder).map_err(IoError::other)?;
@@ -113,14 +113,14 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Connects to the process of this user that listens on the socket `name`; `None` if nobody does. The stream does not
-/// block.
+/// Connects to the process of this user that listens on the socket `name`, at the first path where one does; `None` if
+/// nobody does. The stream does not block.
 ///
 /// # Errors
 /// `PermissionDenied`: the process belongs to another user. `WouldBlock`: it accepts no connection. Errors of the
-/// operating system.
+/// operating system. After an error, later paths are not tried.
 pub fn connect_to(name: &str) -> std::io::Result<Option<UnixStream>> {
-    let streams = paths_of(name).into_iter().map(|path| connect_at_path(&path));
+    let streams = paths_to_try(name).into_iter().map(|path| connect_at_path(&path));
     streams.filter_map(Result::transpose).next().transpose()
 }
 
@@ -159,12 +159,12 @@ pub fn is_same_user(stream: &UnixStream) -> bool {
 /// # Errors
 /// `PermissionDenied`: another user has taken the folder's name, or can access the folder. Errors of the
 /// operating system.
-fn path_of(name: &str) -> io::Result<PathBuf> {
+fn path_to_bind(name: &str) -> io::Result<PathBuf> {
     Ok(folder(runtime().as_deref(), &std::env::temp_dir())?.join(name))
 }
 
 /// The paths at which another process of this user, with another environment, may have created the socket.
-fn paths_of(name: &str) -> Vec<PathBuf> {
+fn paths_to_try(name: &str) -> Vec<PathBuf> {
     let logged_in = Path::new("/run/user").join(user().to_string());
     let mut folders: Vec<PathBuf> =
         runtime().into_iter().chain([logged_in]).map(|folder| folder.join("dlfs")).collect();
@@ -174,8 +174,11 @@ fn paths_of(name: &str) -> Vec<PathBuf> {
     folders.into_iter().map(|folder| folder.join(name)).collect()
 }
 
-/// `dlfs` in the runtime folder that the system created for the user; without one, a folder below the
-/// temporary folder.
+/// The folder for the sockets that this process creates: `dlfs` in the folder `runtime` if only this user can access
+/// that, otherwise a folder below `temporary`. Creates it if it is missing.
+///
+/// # Errors
+/// As [`path_to_bind`].
 fn folder(runtime: Option<&Path>, temporary: &Path) -> io::Result<PathBuf> {
     let path = match runtime.filter(|path| is_private(path)) {
         Some(runtime) => runtime.join("dlfs"),
