@@ -1,4 +1,4 @@
-//! The survey of JSON Lines, which finds the columns, and for each column a type that holds all of its values.
+//! The survey of JSON Lines, which finds the columns, and for each column a type that holds all of its surveyed values.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Survey {
     /// The keys in the order in which they appear, with the properties of their values.
     columns: Vec<(String, Seen)>,
     /// Index of each key in `columns`.
-    at: HashMap<String, usize>,
+    index_by_key: HashMap<String, usize>,
     /// Set if only a part of the lines was surveyed.
     is_part: bool,
 }
@@ -38,28 +38,30 @@ impl Survey {
         // Request nothing ahead from a store: most of it would not be needed.
         survey.read(lines(input, Some(0))?.0, input, input.object.is_none())?;
         let mut columns = survey.columns();
-        let at =
+        let position =
             |name: &str, columns: &[Column]| columns.iter().position(|column| column.name == name);
         let key = match &options.files {
             Some(key) => Some(key.clone()),
             None => Some(FILE_NAME.to_owned()).filter(|key| {
                 let is_wanted = |field: &String| field == FILE || field == key;
-                at(key, &columns).is_some_and(|at| columns[at].kind == CellKind::Bytes)
+                position(key, &columns).is_some_and(|at| columns[at].kind == CellKind::Bytes)
                     && (options.fields.is_empty() || options.fields.iter().any(is_wanted))
             }),
         };
         if let Some(key) = key {
-            let column = at(&key, &columns).ok_or_else(|| {
+            let column = position(&key, &columns).ok_or_else(|| {
                 let text = format!("the lines have no key {key} that could name files");
                 Error::new(ErrorKind::InvalidArgument, text).path(&input.path)
             })?;
-            let keeps_its_name = at(FILE, &columns).is_some() || options.fields.contains(&key);
+            let keeps_its_name =
+                position(FILE, &columns).is_some() || options.fields.contains(&key);
             let name = if keeps_its_name { key.as_str() } else { FILE };
             columns[column] =
                 Column { files_of: Some(key.clone()), ..Column::new(name, CellKind::Bytes) };
         }
+        // Later lines may have them.
         for name in options.fields.iter().filter(|_| survey.is_part) {
-            if at(name, &columns).is_none() {
+            if position(name, &columns).is_none() {
                 columns.push(Column::new(name, CellKind::Nothing));
             }
         }
@@ -100,10 +102,10 @@ impl Survey {
     /// Adds a value of a key.
     fn see(&mut self, key: &str, value: &Value) {
         let seen = Seen::of(value);
-        match self.at.get(key) {
-            Some(at) => self.columns[*at].1.0 |= seen.0,
+        match self.index_by_key.get(key) {
+            Some(index) => self.columns[*index].1.0 |= seen.0,
             None => {
-                self.at.insert(key.to_owned(), self.columns.len());
+                self.index_by_key.insert(key.to_owned(), self.columns.len());
                 self.columns.push((key.to_owned(), seen));
             }
         }
@@ -155,9 +157,9 @@ impl Seen {
             (_, Some(Number::Float(_))) => Seen::FRACTION,
             (_, Some(Number::Int(whole))) => match u64::try_from(whole) {
                 Err(_) if i64::try_from(whole).is_err() => Seen::OTHER,
-                of => {
+                unsigned => {
                     Seen::WHOLE
-                        | flag(of.is_err(), Seen::NEGATIVE)
+                        | flag(unsigned.is_err(), Seen::NEGATIVE)
                         | flag(whole > i64::MAX.into(), Seen::LARGE)
                         | flag(whole as f64 as i128 != whole, Seen::LONG)
                 }
@@ -192,8 +194,8 @@ impl Seen {
 
 /// The key that names files in Hugging Face's image folders.
 const FILE_NAME: &str = "file_name";
-/// The name of the column that holds the files, unless it is a key of the lines, or the options name the column by
-/// the key of the files.
+/// The name of the column that holds the files. But the column keeps the name of its key if the lines also have the
+/// key `file`, or if the fields in the options include its key.
 const FILE: &str = "file";
 /// Limit of the survey of an object in a store, in lines.
 const SURVEYED_LINES: usize = 1024;
