@@ -29,7 +29,7 @@ impl Image {
     /// A catalogue's record of this image at `sites`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the image is a plain folder, which has no generations.
+    /// `InvalidArgument`: the image is a plain folder, which has no generations. Errors of making a path absolute.
     pub fn record(&self, sites: &[Vec<Address>], origin: Origin) -> Result<Record> {
         let superblock =
             self.superblocks().first().filter(|_| self.directory().learned().is_none());
@@ -99,7 +99,8 @@ impl Image {
 /// record, and the index of its chunks. Returns the version's number.
 ///
 /// # Errors
-/// Errors of [`Image::open`] and of [`Catalog::add`].
+/// `InvalidArgument`: `name` has a version. Errors of opening the catalogue, of [`Image::open`], [`Image::record`] and
+/// [`Catalog::add`]. Errors of reading chunks for the index, and of writing it: the version has then been added.
 pub fn add(
     name: &CatalogName,
     image: &[Address],
@@ -125,7 +126,8 @@ pub fn add(
 }
 
 /// Adds the generation that was just committed to the catalogue, if `image` is a name in one. The new version keeps the
-/// labels of the one before. The commit stands in any case: a failure here is only a warning, with a remedy.
+/// labels of the one before. The commit stands in any case: a failure here is only a warning, with a remedy. It also
+/// warns if the version was added and only its index failed.
 pub fn committed(
     image: &[Address],
     generation: Generation,

@@ -197,7 +197,7 @@ impl DeletedSet {
         word.is_some_and(|word| word.get() >> (number % 64) & 1 == 1)
     }
 
-    /// The number of members below `number`.
+    /// The number of members below `number`, which is at most the length of the bitmap in bits.
     pub(crate) fn before(&self, number: u64) -> u64 {
         let Some(bits) = &self.bits else { return 0 };
         let words = bits.items::<U64>();
