@@ -1,8 +1,8 @@
 //! Buckets of rows of similar lengths, each row with one document or a piece of one.
 //!
 //! A row of k tokens has max(1, k - 1) inputs; bounds count inputs. The upper bounds of buckets are the powers of two
-//! and the numbers halfway between, up to the inputs of the longest row. So a batch of rows of one bucket is at most 1.5
-//! times as wide as its shortest row.
+//! and the numbers halfway between, up to the inputs of the longest row. So a batch of rows of one bucket is at most
+//! 1.5 times as wide as its shortest row.
 //!
 //! `deal.rs` has the full definition, which golden files freeze, and `deal/tests.rs` has the tests.
 
