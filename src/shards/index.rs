@@ -17,6 +17,8 @@
 //! The offset of a sample counts bytes of the shard from the place of its run to the sample's first byte, plus 1; 0:
 //! the sample cannot be decoded alone.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use dlfs_base::checksum::crc32c;
@@ -29,8 +31,8 @@ use dlfs_format::format::table::check_label;
 use dlfs_import::import::sources::sample_stream::StreamPlace;
 use dlfs_import::import::{BadEntry, BadReason};
 
-/// The samples of a shard. Serde encodes the head alone; [`encode`](ShardIndex::encode) adds the samples.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+/// The samples of a shard.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct ShardIndex {
     /// Names of the fields; empty for one unnamed field.
     pub fields: Vec<Vec<u8>>,
@@ -42,30 +44,33 @@ pub struct ShardIndex {
     pub bad: Vec<BadSample>,
     runs: Vec<Run>,
     /// The data pages of a Parquet file whose runs begin within row groups: offsets in bytes, and numbers of values.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) pages: Vec<(u64, u64)>,
     /// The common prefix of all names.
-    #[serde(skip)]
     prefix: Vec<u8>,
     /// The names without the prefix, one after the other, and the end of each.
-    #[serde(skip)]
     rests: Vec<u8>,
-    #[serde(skip)]
     rest_ends: Vec<usize>,
     /// Lengths of the records in bytes.
-    #[serde(skip)]
     lens: Vec<u32>,
     /// CRC32C of the records.
-    #[serde(skip)]
     checksums: Vec<u32>,
-    #[serde(skip)]
     labels: Vec<Option<i64>>,
     /// Offsets as in the table above.
-    #[serde(skip)]
     offsets: Vec<u64>,
     /// Values of the typed columns; empty if there are no columns.
-    #[serde(skip)]
     values: ColumnTable,
+}
+
+/// The head of a kept index. Only [`ShardIndex::decode`] makes an index of it, with all checks.
+#[derive(Serialize, Deserialize)]
+struct Head<'a> {
+    fields: Cow<'a, [Vec<u8>]>,
+    types: Cow<'a, FieldTypes>,
+    classes: Cow<'a, [Vec<u8>]>,
+    bad: Cow<'a, [BadSample]>,
+    runs: Cow<'a, [Run]>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    pages: Cow<'a, [(u64, u64)]>,
 }
 
 /// Consecutive samples that are decoded together.
@@ -206,7 +211,15 @@ impl ShardIndex {
 
     /// The bytes to keep.
     pub fn encode(&self) -> Vec<u8> {
-        let head = serde_json::to_vec(self).expect("names, numbers and texts are JSON");
+        let head = Head {
+            fields: Cow::Borrowed(&self.fields),
+            types: Cow::Borrowed(&self.types),
+            classes: Cow::Borrowed(&self.classes),
+            bad: Cow::Borrowed(&self.bad),
+            runs: Cow::Borrowed(&self.runs),
+            pages: Cow::Borrowed(&self.pages),
+        };
+        let head = serde_json::to_vec(&head).expect("names, numbers and texts are JSON");
         let names: Vec<Vec<u8>> = (0..self.len()).map(|sample| self.name(sample)).collect();
         let prefix = common_prefix(&names);
         let mut out = MAGIC.to_vec();
@@ -252,8 +265,17 @@ impl ShardIndex {
             return Err(damaged("its checksum differs".to_owned()));
         }
         let mut from = Cursor::new("index of a shard", body);
-        let mut index: ShardIndex =
+        let head: Head<'_> =
             serde_json::from_slice(from.string()?).map_err(|error| damaged(error.to_string()))?;
+        let mut index = ShardIndex {
+            fields: head.fields.into_owned(),
+            types: head.types.into_owned(),
+            classes: head.classes.into_owned(),
+            bad: head.bad.into_owned(),
+            runs: head.runs.into_owned(),
+            pages: head.pages.into_owned(),
+            ..ShardIndex::default()
+        };
         index.read_samples(&mut from)?;
         index.count_runs().map_err(|what| damaged(what.to_owned()))?;
         Ok(index)
