@@ -1,4 +1,4 @@
-//! Storage of a tier: opens and locks it, and identifies the data set of its copies.
+//! Storage of a tier: opens and locks it, and reads or begins its index; frees, freezes and shares its pages.
 
 use std::fs::File;
 use std::ops::Range;
@@ -33,7 +33,8 @@ use dlfs_order::tier::{
 pub(super) struct Media {
     /// Declared before the device, which owns the file descriptor, so that the lock is dropped first.
     _lock: Option<NotInherited>,
-    /// The tier's name as the user wrote it.
+    /// The tier's specification in its normal form (`TierSpec`'s `Display`, quota in bytes). Attaching processes
+    /// compare it, and `kind` reads its prefix.
     pub(super) name: String,
     pub(super) device: Arc<dyn Device>,
     /// Offset of the first copy.
@@ -45,7 +46,7 @@ pub(super) struct Media {
     pub(super) space_pages: u64,
     /// The file of a sparse tier.
     file: Option<Arc<FileNamespace>>,
-    /// The memory of a tier in shared memory.
+    /// The shared memory of a tier; `None` if the tier has none, or another process owns it.
     memory: Option<SharedMemory>,
     /// Long samples as files of their own; only for a tier in a folder.
     pub(super) own_files: Option<OwnFiles>,
@@ -149,11 +150,13 @@ impl Media {
 
     /// Returns whether this version would put the unit of `kept` at the same place: units of long
     /// samples in files of their own, if the tier has such files, and all other units in the tier's
-    /// medium.
-    pub(super) fn is_place(&self, units: &Units, kept: &Kept) -> bool {
+    /// medium. An index of an earlier version may list long samples in the medium: such copies are not
+    /// restored.
+    pub(super) fn is_still_its_place(&self, units: &Units, kept: &Kept) -> bool {
         match (&self.own_files, units.long_of(kept.unit)) {
             (Some(_), Some(_)) => {
                 let page = units.get(kept.unit).page;
+                // The tier's number does not matter: 0 stands for it on both sides.
                 kept.location(0) == CopyLocation::in_own_file(0, page)
             }
             _ => kept.page < OWN_FILES_PAGE,
@@ -177,9 +180,10 @@ impl Media {
         let Opening { options, units, .. } = opening;
         let spec = &options.tiers[usize::from(number)];
         let is_last = usize::from(number) + 1 == options.tiers.len();
-        // A sparse tier may have a place for a unit, but later no room for all of its pages; a unit has one
-        // place, so no other tier can keep the rest. So under first-touch only the last tier is sparse. A
-        // plan knows the room of each tier, so all tiers are sparse.
+        // A sparse tier gives out more places than it has room for. Under first-touch a unit keeps its place
+        // for good, so if its tier fills up, its other pages are kept nowhere: only the last tier may be
+        // sparse. A plan never exceeds a tier's room, so all tiers in memory and in files may be. A remote
+        // namespace never is.
         let space = |capacity| {
             if is_last || options.policy == Policy::Clairvoyant {
                 Ledger::sparse_space(capacity, units)
@@ -295,9 +299,8 @@ pub(super) fn attached(
     tiers.iter().map(&mut media).collect()
 }
 
-/// A tier in memory, no larger than the data set.
-///
-/// Sparse memory has no huge pages, so it is used only if it makes room.
+/// A tier in memory, no larger than the data set. It is sparse only if `space` exceeds the capacity, since sparse
+/// memory has no huge pages.
 fn in_memory(spec: &TierSpec, units: &Units, space: &dyn Fn(u64) -> u64) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
     Media::of_memory(spec.to_string(), capacity_pages, space(capacity_pages)).map_err(|error| {
@@ -328,7 +331,7 @@ fn in_file(
         let text = "another process uses this tier";
         return Err(of_tier(Error::new(ErrorKind::Busy, text).path(path), &name));
     }
-    let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
+    let mut quota = capped_by_disk(&path, quota, data_offset, &name)?;
     if let Some(folder) = &folder {
         let wanted = data_offset.saturating_add(units.num_pages() * PAGE_BYTES);
         quota = folder.reserve(&path, *identity, quota, wanted)?;
@@ -465,11 +468,11 @@ fn open_index(
     Ok((index, kept))
 }
 
-/// The quota, or the free space of the file system if that is less.
+/// The quota, or the whole pages that are free on the file system if they are less. Warns in that case.
 ///
 /// # Errors
 /// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: not even the index fits.
-fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
+fn capped_by_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
     let Some((free, all)) = room_on_disk(path) else { return Ok(quota) };
     if quota > all {
         let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
@@ -522,8 +525,8 @@ fn read_index(opening: &Opening, io: &mut Blocking, name: &str) -> Result<(Index
     Ok((index, Vec::new()))
 }
 
-/// The free bytes of the file system for the tier at `path`, including the bytes that its file already
-/// occupies, and the size of the file system; `None` if unknown, or for a block device.
+/// The free bytes of the file system for the tier at `path`, including the bytes that its file and its files of
+/// long samples already occupy, and the size of the file system; `None` if unknown, or for a block device.
 fn room_on_disk(path: &Path) -> Option<(u64, u64)> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {
@@ -554,8 +557,8 @@ fn direct_for(path: &Path, used_bytes: u64) -> Direct {
     if is_device { Direct::Auto } else { Direct::for_sparse(used_bytes) }
 }
 
-/// Extends the file to an address space of `space_pages`, if its file system can free single pages and
-/// supports files of that length. Returns whether it did; otherwise the address space equals the quota.
+/// Extends the file to an address space of `space_pages` behind `data_offset`, if its file system can free single
+/// pages and supports files of that length. Returns whether it did; otherwise the address space equals the capacity.
 fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bool {
     let Some(len) =
         space_pages.checked_mul(PAGE_BYTES).and_then(|len| len.checked_add(data_offset))

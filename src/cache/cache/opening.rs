@@ -96,7 +96,7 @@ impl Opening {
             None => (CopyTable::new(units.len()), None),
         };
         to_check.retain(|(tier, kept)| {
-            let is_restored = media[usize::from(*tier)].is_place(units, kept)
+            let is_restored = media[usize::from(*tier)].is_still_its_place(units, kept)
                 && restore(*tier, kept, units, &mut ledger, &copies);
             if !is_restored {
                 media[usize::from(*tier)].forget(kept.unit);
