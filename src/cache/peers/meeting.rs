@@ -69,7 +69,7 @@ pub struct Meeting {
     point: MeetingPoint,
 }
 
-/// The place of the rendezvous.
+/// The meeting point of the ranks: where they find each other's records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MeetingPoint {
     Folder(PathBuf),
@@ -128,11 +128,12 @@ impl JoinOptions {
         }
     }
 
-    /// Determines the rank, the world size, the addresses and the place of the rendezvous.
+    /// Determines the rank, the world size, the addresses and the meeting point.
     ///
     /// # Errors
-    /// `InvalidArgument`: a value is neither given nor in the launcher's variables, or contradicts them, or
-    /// this machine has no entry in the list; the message names the value.
+    /// `InvalidArgument`: a value is neither given nor in the launcher's variables, the rank or the world size does not
+    /// fit the other or the list, or the list does not say which entry is this machine; the message names the value.
+    /// Errors of resolving a host.
     pub fn meeting(&self, launched: Option<&Launched>) -> Result<Meeting> {
         let given = self.place.or(launched.map(|launched| (launched.rank, launched.world_size)));
         let (rank, world_size) = match (&self.means, given) {
@@ -210,7 +211,8 @@ impl JoinOptions {
         self.meeting(Launched::from_env()?.as_ref())
     }
 
-    /// The namespace of records of rank 0, which listens at `host` for another purpose at `port`.
+    /// The rendezvous at rank 0. `port` is taken by something else there, so it is the next port unless the user names
+    /// one.
     fn rank_zero(&self, (host, port): &(String, u16)) -> Result<MeetingPoint> {
         let port = match self.rendezvous_port.or(port.checked_add(1)) {
             Some(port) if port > 0 => port,
@@ -234,7 +236,7 @@ impl Meeting {
             listen: self.listen,
             node: self.options.node.clone(),
             serving: self.options.serving,
-            keep_shares: false,
+            keep_shares: false, // `Image::with_peers` sets it for local shares
             timeout: self.options.timeout,
             connect: without_keys(connect),
             keys: self.options.keys.clone(),
@@ -354,12 +356,12 @@ fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
 
 /// The first address of a host and port.
 fn resolved((host, port): &(String, u16)) -> Result<SocketAddr> {
-    let place = || format!("{host}:{port}");
+    let shown = || format!("{host}:{port}");
     let mut found = (host.as_str(), *port)
         .to_socket_addrs()
-        .map_err(|error| Error::from(error).target(place()))?;
+        .map_err(|error| Error::from(error).target(shown()))?;
     found.next().ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, format!("{host} has no address")).target(place())
+        Error::new(ErrorKind::NotFound, format!("{host} has no address")).target(shown())
     })
 }
 

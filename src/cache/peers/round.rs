@@ -1,4 +1,5 @@
-//! Round of a job: the ranks that started together, and their nodes. A round is fixed until the next start.
+//! Round of a job: the records that its ranks exchange, the nodes that follow from them, and the names that all ranks
+//! derive alike. A round is fixed until the next start.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -170,7 +171,8 @@ fn check_alike(mine: &Record, other: &Record) -> Result<()> {
 /// One rank's record, in JSON, so that people can read it where it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The name of the round, different for each round of these ranks. Records of other rounds are leftovers.
+    /// The name of the round; the same on all its ranks. Unless the user or the launcher named it, an earlier start may
+    /// have had the same name, so records must not outlive a start then.
     pub round: String,
     /// The rank, from 0.
     pub rank: u32,
@@ -178,7 +180,8 @@ pub struct Record {
     pub world_size: u32,
     /// A random number of this process: two processes with the same rank have different numbers.
     pub process: u64,
-    /// The node's id, the same for all ranks on it and in later rounds: a hash of the host's identity.
+    /// The node's id, the same for all ranks on it and in later rounds: a hash of the name that the user gave the node,
+    /// or of the machine's identity.
     pub node: u64,
     /// The node's name, for messages.
     pub host: String,
@@ -186,8 +189,8 @@ pub struct Record {
     pub image: HexId,
     /// The image's generation.
     pub generation: Generation,
-    /// A hash of the options that must be the same on all ranks: order, seed, batch size, the mode of the
-    /// caches.
+    /// A hash of the options that must be the same on all ranks, `Serving` among them: see `hash_of` in
+    /// `src/dataset/peers.rs`.
     pub order: u64,
     /// The release of dlfs, and the version of the protocol between peers.
     pub version: String,
@@ -199,7 +202,7 @@ pub struct Record {
     pub tiers: u64,
     /// Capacity of each tier in pages, fastest first: its quota less its index.
     pub room_pages: Vec<u64>,
-    /// The keys by which the rank authenticates to its peers; `None`: no authentication.
+    /// Description of the keys by which the rank authenticates to its peers; `None`: no authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<KeyMark>,
 }
@@ -251,8 +254,9 @@ pub(super) fn nguid_of(image: HexId, generation: Generation, number: u16) -> [u8
     xxh3_128(&bytes).max(1).to_be_bytes()
 }
 
-/// The id and the name of the node called `name`, or of this machine. Each network namespace of a machine is
-/// a separate node: processes in different network namespaces cannot share tiers.
+/// The id and the name of the node called `name`, or of this machine. Without `name`, each network namespace of the
+/// machine is a separate node, if the namespace of process 1 can be read: processes in different network namespaces
+/// cannot share tiers.
 pub(super) fn identity(name: Option<&str>) -> (u64, String) {
     if let Some(name) = name {
         return (xxh3_64(name.as_bytes()), name.to_owned());
@@ -268,7 +272,7 @@ pub(super) fn identity(name: Option<&str>) -> (u64, String) {
 /// Label of the difference between ranks with different keys.
 const JOB_KEY: &str = "job key";
 
-/// Maximum length of a record.
+/// Maximum length of a record in bytes.
 pub const MAX_RECORD_BYTES: usize = 1024;
 
 #[cfg(test)]
@@ -377,7 +381,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_record_with_the_longest_nqn_and_eight_addresses_fits_and_a_longer_one_is_refused() {
+    fn a_record_with_the_longest_nqn_and_six_addresses_fits_and_a_longer_one_is_refused() {
         let mut long = record(u32::MAX - 1, u32::MAX);
         long.hostnqn = "n".repeat(223);
         long.addresses =
