@@ -37,7 +37,7 @@ pub(crate) enum PartsCommand {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     spec: ImportSpec,
-    /// The number of parts, to be sure: as many as the image has namespaces
+    /// Refuse unless the image has this many namespaces
     #[arg(long, value_name = "K")]
     parts: Option<usize>,
     /// The file for the plan, which must not exist
@@ -48,7 +48,7 @@ pub(crate) struct PlanArgs {
 /// Import one part of a plan: the chunks of one namespace
 ///
 /// May run on any host, in any order, and again after it failed or was killed: what is on the namespace is found
-/// and not written again. While an attempt is running, another ends with exit code 4.
+/// and not written again. While an attempt is running, another fails with exit code 1.
 #[derive(Debug, Args)]
 pub(crate) struct PartArgs {
     /// The plan
@@ -65,7 +65,7 @@ pub(crate) struct PartArgs {
 
 /// Commit a plan whose parts are all complete
 ///
-/// Lists the parts that are not, and changes nothing then. May run again: a plan that is committed stays so.
+/// If some are not, lists them (the first 100) and changes nothing. May run again: a plan that is committed stays so.
 #[derive(Debug, Args)]
 pub(crate) struct CommitArgs {
     /// The plan
@@ -175,6 +175,7 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
         }
     };
     drop(progress);
+    // The record says "import" for an append, too.
     cataloging::committed(&image, report.generation, &connect, "import");
     if let Some(name) = &args.catalog {
         let origin = Origin { made_by: "import".to_owned(), ..Origin::default() };
