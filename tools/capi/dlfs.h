@@ -1568,16 +1568,18 @@ int dlfs_store_stats(const dlfs_seq *seq, dlfs_store_stats_t *stats);
 // DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
 int dlfs_log(dlfs_on_log on_log, void *user);
 
-// Deletes `count` samples of the image at `addresses` in one generation, and stores in `*deleted`,
-// which may be NULL, how many there were: either `ids` or `names` says which, and the other is NULL.
+// Deletes `count` samples of the image at `addresses` in one generation: those with `ids` or those with
+// `names`; the other is NULL. If `count` is 0, both may be NULL or given. Stores in `*deleted`, which may
+// be NULL, how many of them were live until now. An id that was deleted before is no error, and is not
+// counted.
 //
-// Mounts see the generation that they opened; the bytes stay until dlfs_purge. A sample that is
-// deleted already may be deleted again by its id, and so counts as there. `options` may be NULL; only
-// its options for connections apply. `accept_older_generation` 1: overwrite a bad superblock copy even
-// if that may lose a newer generation; otherwise 0. Any thread.
+// Mounts see the generation that they opened; the bytes stay until dlfs_purge. `options` may be NULL;
+// only its options for connections apply. `accept_older_generation` 1: overwrite a bad superblock copy
+// even if that may lose a newer generation; otherwise 0. Any thread.
 //
 // DLFS_E_NOT_FOUND: the image never had some of these ids, or has no such names; dlfs_last_error lists
-// up to 20, and nothing is deleted. DLFS_E_BUSY: another process is changing the image.
+// up to 20, and nothing is deleted. DLFS_E_BUSY: another process is changing the image. DLFS_E_REFUSED:
+// a newer generation may have been committed, and `accept_older_generation` is 0.
 int dlfs_delete(const char *addresses,
                 const dlfs_mount_options *options,
                 uint32_t accept_older_generation,
@@ -1589,12 +1591,12 @@ int dlfs_delete(const char *addresses,
 // Frees the space of deleted samples of the image at `addresses`, and stores in `*freed_bytes`, which
 // may be NULL, how many bytes can be reused two generations later.
 //
-// A file becomes as small as an import of its samples would make it. Mounts of earlier generations have
+// A file becomes about as small as an import of its samples would make it. Mounts of earlier generations have
 // to be opened again. `options` and `accept_older_generation` as for dlfs_delete; `should_stop` of the
 // options ends it with DLFS_E_INTERRUPTED, and the image stays whole. Any thread.
 //
-// DLFS_E_CORRUPT: a sample to be kept is damaged. DLFS_E_NO_SPACE: there is no room for one chunk.
-// DLFS_E_BUSY: another process is changing the image.
+// DLFS_E_CORRUPT: a sample to be kept is damaged. DLFS_E_NO_SPACE: there is no room for a chunk, a record
+// and a snapshot. DLFS_E_BUSY, DLFS_E_REFUSED: as for dlfs_delete.
 int dlfs_purge(const char *addresses,
                const dlfs_mount_options *options,
                uint32_t accept_older_generation,
