@@ -16,7 +16,7 @@ use dlfs::reader::Batch;
 
 use crate::engine::{address_of, connect_options, name_of};
 use crate::job::{Job, Order};
-use crate::stats::{CpuUse, SAMPLE_INTERVAL, Stats, ratio};
+use crate::stats::{CpuUse, RATE_INTERVAL, Stats, ratio};
 
 /// The measurements of a sample job that a block job lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -173,8 +173,8 @@ pub(crate) fn run_samples(
             reads.bytes += batch.len_bytes();
             reads.clat.count(waited.as_nanos() as u64);
             reads.lat.count(waited.as_nanos() as u64);
-            if came - rates_at >= SAMPLE_INTERVAL {
-                reads.sample(totals, (came - rates_at).as_secs_f64());
+            if came - rates_at >= RATE_INTERVAL {
+                reads.append_rates(totals, (came - rates_at).as_secs_f64());
                 rates_at = came;
                 totals = (reads.ios, reads.bytes);
             }
@@ -203,7 +203,7 @@ pub(crate) fn run_samples(
     stats.cpu = CpuUse::of_thread().since(cpu);
     stats.verified = figures.verified;
     stats.set_runtime((time.as_millis() as u64).max(1));
-    stats.began_ms = (begin - epoch).as_millis() as u64;
+    stats.counts_after_ms = (begin - epoch).as_millis() as u64;
     stats.samples = Some(figures);
     stats.ended(epoch.elapsed());
     stats

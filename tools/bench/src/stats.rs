@@ -14,7 +14,7 @@ use crate::samples::SampleFigures;
 pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];
 
 /// The interval over which rates are averaged, as in fio. Of these averages, minimum, mean and maximum are reported.
-pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+pub(crate) const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Figures of one direction of one job.
 #[derive(Debug, Clone, Default)]
@@ -27,10 +27,11 @@ pub(crate) struct Direction {
     pub(crate) slat: Latency,
     pub(crate) clat: Latency,
     pub(crate) lat: Latency,
-    /// KiB/s over each interval of [`SAMPLE_INTERVAL`].
+    /// KiB/s over each interval of [`RATE_INTERVAL`].
     pub(crate) bandwidth: Vec<f64>,
     /// I/Os a second over each interval.
     pub(crate) iops: Vec<f64>,
+    /// The duration of counting; 0 without I/O.
     pub(crate) runtime_ms: u64,
 }
 
@@ -42,6 +43,7 @@ pub(crate) struct Stats {
     pub(crate) sync: Latency,
     pub(crate) depths: Depths,
     pub(crate) cpu: CpuUse,
+    /// The duration of counting; of several jobs, the longest.
     pub(crate) runtime_ms: u64,
     pub(crate) errors: u64,
     /// The errno of the first error, and a sentence about it.
@@ -49,11 +51,11 @@ pub(crate) struct Stats {
     pub(crate) message: String,
     /// Verified blocks or samples.
     pub(crate) verified: u64,
-    /// The time from the start of the run to the start of counting.
-    pub(crate) began_ms: u64,
-    /// The time from the start of the run to the end of the job.
+    /// The time from the start of the run to the start of counting; of several jobs, the shortest.
+    pub(crate) counts_after_ms: u64,
+    /// The time from the start of the run to the end of the job, rounded up; of several jobs, the longest.
     pub(crate) elapsed_s: u64,
-    /// Figures of a sample job.
+    /// Figures of a job that reads samples of a data set; `None` for other jobs, and for a group that begins with one.
     pub(crate) samples: Option<SampleFigures>,
 }
 
@@ -71,12 +73,12 @@ impl Direction {
         self.runtime_ms = self.runtime_ms.max(other.runtime_ms);
     }
 
-    /// Adds the rates since the last sampling, `seconds` ago, when the I/Os and bytes were `since`. Adds nothing
-    /// before the first I/O.
-    pub(crate) fn sample(&mut self, since: (u64, u64), seconds: f64) {
+    /// Appends the rates over the last `seconds`; the I/Os and bytes were `before` until then. Appends nothing before
+    /// the first I/O.
+    pub(crate) fn append_rates(&mut self, before: (u64, u64), seconds: f64) {
         if self.ios > 0 {
-            self.iops.push(self.ios.saturating_sub(since.0) as f64 / seconds);
-            let bytes = self.bytes.saturating_sub(since.1);
+            self.iops.push(self.ios.saturating_sub(before.0) as f64 / seconds);
+            let bytes = self.bytes.saturating_sub(before.1);
             self.bandwidth.push(bytes as f64 / 1024.0 / seconds);
         }
     }
@@ -86,7 +88,7 @@ impl Direction {
         ratio(self.bytes as f64 * 1000.0, self.runtime_ms as f64)
     }
 
-    /// The mean of the sampled bandwidths, in percent of the whole run's bandwidth.
+    /// The mean of the intervals' bandwidths, in percent of the whole run's bandwidth.
     pub(crate) fn bandwidth_share(&self) -> f64 {
         100.0 * ratio(summary(&self.bandwidth).mean * 1024.0, self.bytes_per_s())
     }
@@ -112,7 +114,7 @@ impl Stats {
         if self.first_error == 0 {
             (self.first_error, self.message) = (other.first_error, other.message.clone());
         }
-        self.began_ms = self.began_ms.min(other.began_ms);
+        self.counts_after_ms = self.counts_after_ms.min(other.counts_after_ms);
         self.elapsed_s = self.elapsed_s.max(other.elapsed_s);
         if let (Some(samples), Some(other)) = (&mut self.samples, &other.samples) {
             samples.add(other);
@@ -282,7 +284,8 @@ fn group(count: usize) -> usize {
 
 /// The names of the groups of depths.
 pub(crate) const LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
-/// The names of the groups of submissions and polls, by their upper limits.
+/// The names of the groups of submissions and polls, by their upper limits; as in fio, the last name stands for more
+/// than 64.
 pub(crate) const CALLS: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 
 /// A histogram of I/O latencies in nanoseconds, to three digits.
@@ -341,21 +344,21 @@ pub(crate) struct Summary {
     pub(crate) max: f64,
     pub(crate) mean: f64,
     pub(crate) deviation: f64,
-    pub(crate) samples: usize,
+    pub(crate) count: usize,
 }
 
 /// The summary of a rate over equal intervals.
 pub(crate) fn summary(values: &[f64]) -> Summary {
-    let samples = values.len();
-    if samples == 0 {
+    let count = values.len();
+    if count == 0 {
         return Summary::default();
     }
-    let mean = values.iter().sum::<f64>() / samples as f64;
+    let mean = values.iter().sum::<f64>() / count as f64;
     let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
-    let deviation = (squares / samples.saturating_sub(1).max(1) as f64).sqrt();
+    let deviation = (squares / count.saturating_sub(1).max(1) as f64).sqrt();
     let min = values.iter().copied().fold(f64::INFINITY, f64::min);
     let max = values.iter().copied().fold(0.0, f64::max);
-    Summary { min, max, mean, deviation, samples }
+    Summary { min, max, mean, deviation, count }
 }
 
 /// Adds the rates of a concurrent job in the same intervals.
@@ -431,7 +434,7 @@ mod tests {
         add_beside(&mut one, &[10.0, 10.0, 5.0]);
         assert_eq!(one, [11.0, 13.0, 5.0]);
         let found = summary(&one);
-        assert_eq!((found.min, found.max, found.samples), (5.0, 13.0, 3));
+        assert_eq!((found.min, found.max, found.count), (5.0, 13.0, 3));
         assert!((found.mean - 29.0 / 3.0).abs() < 1e-9);
         assert_eq!(summary(&[]), Summary::default());
     }

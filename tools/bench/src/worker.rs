@@ -22,7 +22,7 @@ use crate::job::{Engine, Job};
 use crate::positions::Positions;
 use crate::random::derive;
 use crate::rates::Rates;
-use crate::stats::{CpuUse, SAMPLE_INTERVAL, Stats};
+use crate::stats::{CpuUse, RATE_INTERVAL, Stats};
 use crate::values::Size;
 
 /// An outstanding I/O, or a free buffer.
@@ -88,9 +88,9 @@ pub(crate) struct Worker {
     /// Offset and length of each written block, if blocks are read back at the end.
     written: Option<Vec<(u64, u64)>>,
     stats: Stats,
-    /// The time of the next sampling of rates, and the totals at the last one.
-    sample_at: u64,
-    sampled: [(u64, u64); 2],
+    /// The end of the interval of rates, and the totals at its start.
+    rates_at: u64,
+    totals_before: [(u64, u64); 2],
     last_completion: u64,
 }
 
@@ -144,8 +144,8 @@ impl Worker {
             flush_is_due: false,
             written: is_read_back.then(Vec::new),
             stats: Stats::default(),
-            sample_at: 0,
-            sampled: [(0, 0); 2],
+            rates_at: 0,
+            totals_before: [(0, 0); 2],
             last_completion: 0,
             stop,
             job,
@@ -194,7 +194,7 @@ impl Worker {
             }
         }
         self.wait(wait_until);
-        self.sample_rates();
+        self.append_rates();
         true
     }
 
@@ -365,10 +365,10 @@ impl Worker {
     /// Starts counting now, and returns the CPU use so far; after the ramp it starts a second time.
     fn start_counting(&mut self) -> CpuUse {
         self.begin = self.now;
-        self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
-        self.sampled = [(0, 0); 2];
+        self.rates_at = self.now + nanoseconds(RATE_INTERVAL);
+        self.totals_before = [(0, 0); 2];
         self.stats = Stats::default();
-        self.stats.began_ms = self.now / 1_000_000;
+        self.stats.counts_after_ms = self.now / 1_000_000;
         CpuUse::of_thread()
     }
 
@@ -383,7 +383,7 @@ impl Worker {
             self.complete(completion);
         }
         self.done = done;
-        self.sample_rates();
+        self.append_rates();
     }
 
     /// Takes back the slot of a completed I/O, and counts it.
@@ -438,18 +438,18 @@ impl Worker {
         self.stopped = true;
     }
 
-    /// Samples the rates if an interval has passed; called in each pass of the loop.
+    /// Appends the rates if an interval has passed; called in each pass of the loop.
     #[inline]
-    fn sample_rates(&mut self) {
-        if self.now >= self.sample_at {
-            let every = nanoseconds(SAMPLE_INTERVAL);
-            let passed = self.now - (self.sample_at - every);
+    fn append_rates(&mut self) {
+        if self.now >= self.rates_at {
+            let every = nanoseconds(RATE_INTERVAL);
+            let passed = self.now - (self.rates_at - every);
             let totals = self.stats.totals();
-            let before = std::mem::replace(&mut self.sampled, totals);
+            let before = std::mem::replace(&mut self.totals_before, totals);
             for (direction, before) in self.stats.directions.iter_mut().zip(before) {
-                direction.sample(before, passed as f64 / 1e9);
+                direction.append_rates(before, passed as f64 / 1e9);
             }
-            self.sample_at = self.now + every;
+            self.rates_at = self.now + every;
         }
     }
 

@@ -38,7 +38,7 @@ fn job(entry: &Entry, began_ms: u64) -> Value {
     let mut out = json!({
         "jobname": job.name,
         "groupid": entry.group,
-        "job_start": began_ms + stats.began_ms,
+        "job_start": began_ms + stats.counts_after_ms,
         "error": stats.first_error,
         "eta": 0,
         "elapsed": stats.elapsed_s,
@@ -99,12 +99,12 @@ fn direction(percentiles: &[f64], d: &Direction) -> Value {
         "bw_agg": d.bandwidth_share().min(100.0),
         "bw_mean": bandwidth.mean,
         "bw_dev": bandwidth.deviation,
-        "bw_samples": bandwidth.samples,
+        "bw_samples": bandwidth.count,
         "iops_min": iops.min as u64,
         "iops_max": iops.max as u64,
         "iops_mean": iops.mean,
         "iops_stddev": iops.deviation,
-        "iops_samples": iops.samples,
+        "iops_samples": iops.count,
     })
 }
 

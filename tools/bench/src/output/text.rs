@@ -118,13 +118,13 @@ fn direction_lines(job: &Job, label: &str, direction: &Direction) -> String {
 
 /// The line about a rate over time; empty without a value.
 fn series_line(label: &str, found: Summary, per: f64, share: &str) -> String {
-    let Summary { min, max, mean, deviation, samples } = found;
-    if samples == 0 {
+    let Summary { min, max, mean, deviation, count } = found;
+    if count == 0 {
         return String::new();
     }
     let [min, max, mean, deviation] = [min, max, mean, deviation].map(|value| value / per);
     format!(
-        "   {label}: min={min:5.0}, max={max:5.0}, {share}avg={mean:.2}, stdev={deviation:.2}, samples={samples}\n"
+        "   {label}: min={min:5.0}, max={max:5.0}, {share}avg={mean:.2}, stdev={deviation:.2}, samples={count}\n"
     )
 }
 
