@@ -264,7 +264,7 @@ fn parse(bytes: &[u8]) -> Request {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let bad = Request::Refused("400 Bad Request", "This is no request of HTTP/1.1.");
     let Ok(line) = std::str::from_utf8(line) else { return bad };
-    let [method, target, version] = line.split(' ').collect::<Vec<_>>()[..] else { return bad };
+    let [method, target, version] = line.splitn(4, ' ').collect::<Vec<_>>()[..] else { return bad };
     if !["HTTP/1.0", "HTTP/1.1"].contains(&version) {
         return if version.starts_with("HTTP/") {
             Request::Refused("505 HTTP Version Not Supported", "Ask with HTTP/1.1.")

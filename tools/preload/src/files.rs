@@ -123,7 +123,7 @@ impl Mount {
         let copied = copy(memory, opened, file);
         let len = copied.map_err(|error| {
             let prefix = self.setting.prefix.escape_ascii();
-            inside::say_once(&format!("{prefix}: {}", error.report()));
+            inside::say_once(|| format!("{prefix}: {}", error.report()));
             errno_of(&error)
         })??;
         opened.files.counters().read(len);

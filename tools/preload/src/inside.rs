@@ -99,11 +99,11 @@ pub(crate) fn say(text: &str) {
     write(2, &format!("libdlfs_preload.so: {text}\n"));
 }
 
-/// As [`say`], but only the first call writes: for failures that may repeat.
-pub(crate) fn say_once(text: &str) {
+/// As [`say`], but only the first call makes its text and writes: for failures that may repeat.
+pub(crate) fn say_once(text: impl FnOnce() -> String) {
     static SAYS: AtomicBool = AtomicBool::new(true);
     if SAYS.swap(false, Ordering::Relaxed) {
-        say(text);
+        say(&text());
     }
 }
 

@@ -26,7 +26,9 @@ impl Memory {
         };
         made.map(|fd| Memory(fd as c_int)).inspect_err(|errno| {
             if matches!(*errno, libc::EPERM | libc::ENOSYS) {
-                say_once("memfd_create is refused here (seccomp?), and files are such memory");
+                say_once(|| {
+                    "memfd_create is refused here (seccomp?), and files are such memory".to_owned()
+                });
             }
         })
     }
