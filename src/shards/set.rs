@@ -1,4 +1,4 @@
-//! The shards of a source, which all other files of this crate share, and their kept indexes.
+//! The shards of a source, which most files of this crate share, and their kept indexes.
 //!
 //! Read `reader.rs` next, which decodes one shard, then `indexing.rs`, which indexes all of them.
 
@@ -22,7 +22,7 @@ pub struct ShardOptions {
     pub index: Option<PathBuf>,
     /// The image that the first epoch writes and later epochs read: a namespace for each rank. Empty: no image.
     pub import_to: Vec<Address>,
-    /// Options of an import that apply here, too: kind, columns of rows, types of fields, bad entries.
+    /// Options of an import that apply here, too, such as kind, columns of rows, types of fields, bad entries.
     pub import: ImportOptions,
 }
 
@@ -40,13 +40,13 @@ pub struct ShardSet {
 }
 
 impl ShardSet {
-    /// Lists the shards of `sources`, and finds their kind and fields as an import does. To find the fields, opening
-    /// reads the first sample of WebDataset shards, unless the index of the first shard is kept. Of rows, it reads the
-    /// columns of each file.
+    /// Lists the shards of `sources`, and finds their kind and fields as an import does. For WebDataset shards, and
+    /// where types of fields are given, opening reads the first sample to find the fields, unless the index of the
+    /// first shard is kept. Of rows, it reads the columns of each file.
     ///
     /// # Errors
-    /// `BadSource`: the source has no shards, or shards of several kinds. Errors of reading the source and the kept
-    /// indexes.
+    /// `BadSource`: the source has no shards, or shards of several kinds. `Unsupported`: a shard is a pipe, or the
+    /// options need an import. Errors of reading the source and the kept indexes.
     pub fn open(
         sources: &[PathBuf],
         options: &ShardOptions,

@@ -10,7 +10,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends `bytes` and, beside them, up to 64 files. Returns the number of bytes that the socket took.
+/// Sends `bytes` and, beside them, up to 64 files. Returns the number of bytes that the socket took: if that is less
+/// than all, the files were sent with the first bytes.
 ///
 /// # Errors
 /// `InvalidInput`: too many files. Errors of the operating system.
@@ -24,7 +25,8 @@ pub fn send_files(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> 
     Ok(retry_on_intr(|| sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL))?)
 }
 
-/// Receives bytes into `room`, and appends the files beside them to `files`. Returns the number of bytes.
+/// Receives bytes into `room`, and appends the files beside them to `files`. Returns the number of bytes, which may be
+/// less than was sent; 0: the peer has closed the connection. Files beyond 64 in one message are lost.
 ///
 /// # Errors
 /// Errors of the operating system.

@@ -135,7 +135,8 @@ impl Readiness {
         self.set.bell.wake.take_marks(found);
     }
 
-    /// Passes the queue pairs that may have work to `found`. Never waits.
+    /// Passes the marked queue pairs to `found`, and those with a descriptor that is ready or treated as ready; a queue
+    /// pair may be passed several times. Never waits.
     pub fn look(&self, mut found: impl FnMut(usize)) {
         self.take_marks(&mut found);
         match self.set.num_read.load(Ordering::Relaxed) {
@@ -369,15 +370,16 @@ impl<F: AsFd> Watched<F> {
         if registration.source.is_watched
             && epoll::modify(&registration.set.epoll, &self.fd, token, flags(writable)).is_err()
         {
-            // For a registered descriptor this fails only when the kernel lacks memory.
+            // For a registered descriptor this fails only when the kernel lacks memory. The old state is kept, and the
+            // descriptor counts as ready, so the owner tries to write at its next poll and calls this again.
             registration.source.ready.store(true, Ordering::Relaxed);
             registration.writable = !writable;
         }
     }
 
-    /// Sets whether the owner expects data from the descriptor, until the next call. While there are few
-    /// descriptors, [`Readiness::look`] treats only those with expected data as ready. Unexpected data are still
-    /// reported when the poller sleeps, or when there are more descriptors.
+    /// Sets whether the owner expects data from the descriptor. While few descriptors are read by system calls,
+    /// [`Readiness::look`] treats only those with expected data as ready. Unexpected data still end a sleep, and
+    /// `Readiness::ask` reports them; with more descriptors, so does `look`.
     pub fn expect(&mut self, is_expected: bool) {
         if self.is_expected != is_expected {
             self.is_expected = is_expected;

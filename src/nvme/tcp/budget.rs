@@ -3,8 +3,9 @@
 //! The poll loops with sockets (`dlfs-io`, `dlfs-target`) and the simulated link of `tests/all/netsim`
 //! share these constants, so the simulation follows every change.
 
-/// Bytes that a host receives on one connection per iteration, before it serves other connections and
-/// processes the data: few enough that the second-level cache still holds them when checksums are computed.
+/// About the number of bytes that a host receives on one connection per iteration, before it serves other
+/// connections and processes the data: few enough that the second-level cache still holds them when checksums
+/// are computed. The last receive may exceed it.
 pub const HOST_RECEIVE_BYTES: usize = 256 << 10;
 
 /// Slices in one receive of a host; a payload with its header takes two.
@@ -30,5 +31,6 @@ pub fn target_completions(len: usize) -> usize {
     (TARGET_ITERATION_BYTES / len.max(1)).clamp(2, TARGET_MAX_COMPLETIONS)
 }
 
-/// Bytes that a target takes from a queue pair before it sends them.
+/// About the number of bytes that a target takes from a queue pair before it sends them, within the limits of
+/// [`target_completions`].
 const TARGET_ITERATION_BYTES: usize = 1 << 20;

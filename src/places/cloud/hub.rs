@@ -87,7 +87,7 @@ struct Entry {
     path: String,
     #[serde(default)]
     size: u64,
-    /// Set for a file in large file storage (LFS): `size` is then the length of a pointer.
+    /// Set for a file in large file storage (LFS): the outer `size` may then be that of a pointer.
     lfs: Option<Large>,
 }
 

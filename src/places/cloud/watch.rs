@@ -84,7 +84,7 @@ tokio::task_local! {
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     pub(super) counts: Counts,
-    /// The HTTP client, made for the first request.
+    /// The HTTP client, made when the first client of the host is opened.
     client: OnceLock<Client>,
     /// Connections for ranges over plain HTTP; `None`: the environment names a proxy.
     direct: OnceLock<Option<Arc<Direct>>>,

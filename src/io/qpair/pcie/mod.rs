@@ -1,16 +1,15 @@
 //! Namespaces of controllers whose queues lie in memory, by this library's own driver (`dlfs-pcie`): drives of this
 //! machine through VFIO, and over vfio-user, controllers that another process of this machine emulates.
 //!
-//! A read costs no system call: commands and completions are words of shared memory, and so are doorbells where the
-//! device lets them be mapped. Pools that are created once such a namespace was opened take their pages from files,
-//! which are mapped for the device once, so the device writes into their buffers; data of other buffers are copied
-//! through memory of the driver. There is no interrupt: queues are polled, and a poller that sleeps does so for a
-//! moment only.
+//! A read costs no system call if the device lets its doorbells be mapped: commands and completions are words of shared
+//! memory. Once such a namespace was opened, new pools of 1 MiB or more allocate from memory that is mapped for the
+//! device once, so the device writes into their buffers. Data of other buffers are copied through memory of the driver.
+//! Queues have no interrupts and are polled; while I/Os are outstanding, a poller sleeps for at most 50 µs at a time.
 //!
 //! A command without an answer for `io_timeout` is aborted; when that has no answer either for as long, the controller
 //! is reset, and its commands are issued again. A controller that is gone, does not come back, or is wanted back by the
-//! kernel is given up: there is one path, and no later attempt. A reset happens in the `poll` that finds it necessary,
-//! and takes as long as the controller says, so that call blocks.
+//! kernel is given up: there is no other path, and only a later opening connects again. A reset happens in the `poll`
+//! that finds it necessary, and takes as long as the controller says, so that call blocks.
 //!
 //! All namespaces of a controller share it, within a process: a device takes one process at a time. A forked child
 //! cannot use it.
@@ -41,9 +40,9 @@ impl PcieNamespace {
     ///
     /// # Errors
     /// `NotFound`: no device, socket or namespace is there. `Refused`: the device is not VFIO's, nobody listens, or the
-    /// device refuses. `Unsupported`: the controller, or the namespace, is of a kind that this driver does not know.
-    /// `TimedOut`, `Disconnected`: the controller does not answer. `InvalidArgument`: further paths were given, or the
-    /// subsystem is another one.
+    /// device refuses. `Unsupported`: this driver does not know the kind of controller or namespace, the device
+    /// violates the protocol, or this process was forked from one that uses devices. `TimedOut`, `Disconnected`: the
+    /// controller does not answer. `InvalidArgument`: further paths were given, or the subsystem is another one.
     pub(super) fn connect(address: &Address, options: &ConnectOptions) -> Result<PcieNamespace> {
         let failed = |error: Error| error.target(address.to_string());
         let drive = open(address, options)?;

@@ -114,7 +114,6 @@ mod tests {
     }
 
     /// Every name of up to six of the significant bytes.
-
     #[test]
     fn every_short_hostile_name_is_safe_once_escaped() {
         let alphabet = b"./\0%a";

@@ -1,5 +1,5 @@
-//! `dlfs read --shards --index PLACE`: epochs over shards that were not imported, the first of which builds the missing
-//! index.
+//! `dlfs read --shards --index PLACE`: epochs over shards that were not imported. The first epoch makes the indexes of
+//! shards that have none; with `--import-to` it also fills an image, which later epochs read.
 
 use std::time::Instant;
 
@@ -18,8 +18,8 @@ use crate::out::{Meter, Out, joined};
 use crate::reading::{End, keys};
 use crate::run_stats::{RunReport, RunStats};
 
-/// Returns whether the first epoch builds the missing index as it reads. Options that need the whole index build it
-/// first instead, like other commands.
+/// Returns whether the run takes its batches from a [`ShardLoader`], whose first epoch makes missing indexes as it
+/// reads. With options that need all indexes, the run makes them first instead, like other commands.
 pub(super) fn builds_index_while_reading(args: &ReadArgs) -> bool {
     let needs_all = args.mix.is_given()
         || args.weights.are_given()
@@ -43,7 +43,7 @@ pub(super) fn read_shards(args: &ReadArgs, setup: Setup, quiet: bool) -> Result<
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     state.set(loader.state());
     state.save()?; // reports an unwritable file before the work starts
-    let mut meter = Meter::new("reading", 0, quiet);
+    let mut meter = Meter::new("reading", 0, quiet); // the number of samples is not known
     let mut stats = RunStats::start();
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let mut read = || -> Result<End, Error> {
