@@ -90,7 +90,7 @@ const PURE: &str = "units checksum percent permutation metrics nvme address auth
 
 /// The same of folders and files in modules that do more.
 const PURE_FOLDERS: &str = "src/io/qpair/session/ src/serve/shares.rs src/serve/shares/limits.rs \
-     src/pcie/area.rs src/pcie/controller.rs src/pcie/queue.rs src/pcie/registers.rs";
+     src/pcie/area.rs src/pcie/controller.rs src/pcie/fault.rs src/pcie/queue.rs src/pcie/registers.rs";
 
 /// Modules and names that pure modules may name: memory, errors, and the counters of several threads.
 const PURE_MAY_NAME: &str = "buf error sync Error ErrorKind Result";

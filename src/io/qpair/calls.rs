@@ -242,6 +242,9 @@ impl Calls {
         }
         let mut refused = Vec::new();
         for pending in &mut self.pending {
+            if pending.iter().all(|io| io.op != IoOp::Write) {
+                continue;
+            }
             for io in std::mem::take(pending) {
                 if io.op == IoOp::Write {
                     refused.push(io);

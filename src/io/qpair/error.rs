@@ -43,7 +43,7 @@ pub enum IoError {
     /// The system call failed with this error number.
     #[error("operating system error {0} ({name})", name = std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
-    /// The fence of the writer was closed before the write was sent, see [`Fence`].
+    /// The fence of the writer was closed before the write was sent, see [`Fence`](super::Fence).
     #[error("the write was not sent: the time of its writer has passed")]
     Fenced,
     /// A file of a folder namespace has changed since it was listed; the text names it.
