@@ -117,7 +117,7 @@ def parts(code, indent):
     hidden = False
     for part in re.split(rf"^{indent}(?=[\w#])(?!where\b)", code, flags=re.M):
         before, part = hidden, part.strip()
-        hidden = before and part.startswith("#") or "doc(hidden)" in part or "cfg(test)" in part
+        hidden = part.startswith("#") and (before or "doc(hidden)" in part or "cfg(test)" in part)
         if not part.startswith("#") and not before and not part.startswith("pub("):
             yield part
 
