@@ -79,7 +79,8 @@ impl Intact {
             chunks[usize::from(directory.chunk(c).namespace)].push(c);
         }
         for of_namespace in &mut chunks {
-            of_namespace.sort_by_key(|c| directory.chunk(*c).offset_bytes);
+            let place = |c: &u32| (directory.chunk(*c).offset_bytes, directory.chunk(*c).len_bytes);
+            of_namespace.sort_by_key(place);
         }
         Intact { directory, chunks }
     }
