@@ -30,7 +30,7 @@ pub(super) struct Source {
 }
 
 impl TokenBatch {
-    /// An empty batch, to be filled by [`TokenLoader::next`](TokenLoader::next).
+    /// An empty batch, to be filled by [`TokenLoader::next`](super::TokenLoader::next).
     pub fn new() -> TokenBatch {
         TokenBatch::default()
     }
