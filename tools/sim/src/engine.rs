@@ -1,7 +1,7 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
 //! A node reads the samples of its *access string* in order. A staging thread claims the next access while the staging
-//! buffer has room, and fetches the sample from the source that [`Copies`], the policy's placement, selects; a sample
+//! buffer has room, and fetches the sample from the source that `Copies`, the policy's placement, selects; a sample
 //! from the origin is then decoded and written. The node consumes the buffer strictly in order. After its share of a
 //! step, the node waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. The network has no
 //! congestion. The origin is shared in one of two ways ([`Sharing`]):
@@ -17,7 +17,7 @@
 //! computes. Thread t of node n is n * `threads_per_node` + t.
 //!
 //! Time is in nanoseconds. The simulation keeps the staged samples, the sequences of the epochs that nodes are reading,
-//! and the state of [`Copies`] in memory.
+//! and the state of `Copies` in memory.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};

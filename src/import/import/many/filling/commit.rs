@@ -29,7 +29,7 @@ use dlfs_io::qpair::ConnectOptions;
 ///
 /// # Errors
 /// `Busy`: a rank still writes, or another process commits. `NotFound`: a rank has not begun, or shards are missing in
-/// the image. As [`read_state`]; errors of `samples`, and of writing.
+/// the image. As `read_state`; errors of `samples`, and of writing.
 pub fn commit(
     image: &[Address],
     source: u64,
