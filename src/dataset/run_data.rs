@@ -149,7 +149,7 @@ impl RunData {
             return Ok(0);
         }
         let lengths = TokenLengths::new(self.directory(), budget, options.too_long)?;
-        Ok(lengths.measure()?.tokens() / budget.most_tokens(&[1]))
+        Ok(lengths.measure()?.tokens / budget.most_tokens(&[1]))
     }
 
     /// Reads samples by source and id, on the calling thread.

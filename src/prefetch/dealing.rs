@@ -1,4 +1,4 @@
-//! EpochDeal the samples of an epoch into the batches of a rank: by a token budget, or as rows of tokens.
+//! Deals the samples of an epoch into the batches of a rank: by a token budget, or as rows of tokens.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Exchange of a store: fetches the share; then a thread exchanges samples during an epoch, and deletes the
 //! samples that have left.
 //!
-//! The work of an epoch has two inputs. While the loader reads the epoch, the thread fetches the samples of
+//! The work of an epoch has two parts. While the loader reads the epoch, the thread fetches the samples of
 //! the steps that are due. After the epoch, it fetches the remaining samples; then it asks each rank that
 //! gets a sample from here for its progress, until all samples that left can be deleted. Only then does the
 //! work of the next epoch begin.

@@ -17,7 +17,7 @@ use super::watch::Note;
 use super::web::Web;
 use crate::{Object, Place};
 use dlfs_base::error::Error;
-use dlfs_base::replace_file::nameless_file;
+use dlfs_base::nameless_file::nameless_file;
 
 /// Copies of recently read files of a host.
 #[derive(Debug, Default)]

@@ -25,7 +25,6 @@ use super::watch::{Connections, Note};
 use super::web::Web;
 use crate::{Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::random;
 
 /// A store, its settings, and the state that all requests to it share.

@@ -7,9 +7,10 @@
 //! has disconnected, or when the client has had the share before.
 //!
 //! A seat without a client gets no shares, so no client waits for it. Only at the start, while the ranks *gather*, the
-//! shares of such seats are kept. The owner reads again, from the smallest position that a client wants, in two cases:
-//! a client wants a share before those in its queue; or all clients want positions that are not read yet, so that no
-//! client needs the batches before them. Clients that are further skip the shares that they have had.
+//! shares of such seats are kept. The owner reads again, from the smallest position that a client wants, in three
+//! cases: reading has failed; a client wants a position before its next queued share or, if its queue is empty, before
+//! the end of its shares so far; or all clients want positions that are not read yet, so that no client needs the
+//! batches before them. Clients that are further skip the shares that they have had.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -51,7 +52,7 @@ struct Seat {
     /// The number of the client's current request: see [`ToOwner::Want`](super::messages::ToOwner::Want).
     turn: u32,
     /// The position behind the last share that the client was sent; at first the one that it asked for. `None`: the
-    /// client has asked for none, or its request was refused.
+    /// client has asked for none, its request was refused, or reading has failed since.
     wants: Option<Position>,
     /// The number of shares that the client was sent in this turn and has not taken.
     untaken: u32,

@@ -27,9 +27,9 @@ use super::row_reader::{OpenRows, RowError, RowReader};
 use super::tokens::column;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
-use crate::import::sources::content::MEGATRON_INDEX;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::sample_stream::StreamPlace;
+use crate::import::sources::shard_index::MEGATRON_INDEX;
 use dlfs_base::Result;
 use dlfs_format::format::field_type::Element;
 

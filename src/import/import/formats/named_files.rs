@@ -19,7 +19,7 @@ use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::{self, push_origin};
 use crate::import::sources::sample_stream::FieldBytes;
 use crate::import::sources::tar_members::clean_name;
-use crate::import::sources::{BadReason, content};
+use crate::import::sources::{BadReason, shard_index};
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, Result};
@@ -172,7 +172,7 @@ impl LinesAhead {
         let InStore { client, object: of, .. } = &self.lines_are;
         map_at_once(LOOKING_UP, lines, |line| {
             let Ok(NamedLine { name: Some(name), .. }) = line else { return Ok(None) };
-            let Some(key) = content::beside(Path::new(&of.key), name.as_ref()) else {
+            let Some(key) = shard_index::beside(Path::new(&of.key), name.as_ref()) else {
                 return Ok(Some(Err(BadReason::LeavesSource)));
             };
             match client.head(&key.to_string_lossy()) {

@@ -14,7 +14,6 @@ use crate::import::sources::BadReason;
 use crate::import::sources::compression::{self, Compression};
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::sample_stream::StreamPlace;
-use crate::import::sources::shard_index::MEGATRON_INDEX;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::{Element, FieldType};
 use dlfs_format::format::npy::{NpyError, NpyHeader};

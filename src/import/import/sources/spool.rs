@@ -19,7 +19,7 @@ use super::compression::{Compression, HEAD_BYTES, decompressed};
 use super::expansion::Expansion;
 use super::index::Container;
 use super::shard::{self, FileAt, read_some};
-use dlfs_base::replace_file::nameless_file;
+use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Returns whether `path` (`-`: standard input) can be read only once and sequentially.

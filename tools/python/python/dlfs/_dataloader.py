@@ -132,7 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"batch_sampler: a {kind} is a map-style data set, for which a dlfs.torch.BatchSampler says what is "
                 f"read next: batch_sampler=dlfs.torch.BatchSampler(ds, batch_size), not {batch_sampler!r}"
             )
-        elif isinstance(dataset, _MapStyleDataset) and not batch_sampler.is_of(dataset.dataset):
+        elif isinstance(dataset, _MapStyleDataset) and not batch_sampler._is_of(dataset.dataset):
             raise InvalidArgument(
                 "batch_sampler: it draws indices of another data set or part than the Dataset has: give both the same "
                 "object, for example parts['train']"

@@ -74,9 +74,9 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         """An iterator whose `place` has its state."""
         return Drawn(self)
 
-    def is_of(self, dataset: _Dataset) -> bool:
+    def _is_of(self, dataset: _Dataset) -> bool:
         """Whether the indices are those of `dataset`."""
-        return _samples_of(self._made[0]) == _samples_of(dataset)
+        return bool(_samples_of(self._made[0]) == _samples_of(dataset))
 
     def next_place(self) -> dict[str, Any]:
         """The state in which the next iterator begins."""

@@ -37,8 +37,8 @@ enum Bound {
 const MIN_GAIN: f64 = 1.3;
 /// A thread or a machine that is busy for at least this share of the time has no capacity left.
 const MIN_FULL_SHARE: f64 = 0.9;
-/// If our threads ran, or waited for a processor, for less of the time, then they waited for reads: it is other programs
-/// that keep the processors busy.
+/// If our threads ran, or waited for a processor, for less of the time, then they waited for reads, and other programs
+/// keep the processors busy.
 const MIN_RUNNABLE_SHARE: f64 = 0.3;
 
 /// The bottleneck that the measurements show.
