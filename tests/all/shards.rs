@@ -520,6 +520,29 @@ mod store {
         assert_eq!(alone.load(Ordering::Relaxed), 0);
     }
 
+    #[test]
+    fn a_pair_behind_the_beginning_of_the_first_archive_is_found() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&asked);
+        let store = ObjectStore::with_faults(move |request| {
+            count.fetch_add(request.key.ends_with(".tar").into(), Ordering::Relaxed);
+            Fault::None
+        });
+        let shard = |number: u64| {
+            let first = member(&format!("{number}.bin"), b'0', "", &bytes_of(number, 600_000));
+            let second = member(&format!("{number}.cls"), b'0', "", b"7");
+            (format!("{number}.tar"), end([first, second].concat()))
+        };
+        put(&store, &(0..9).map(shard).collect::<Vec<_>>());
+        let given = of_store(&store, ImportOptions::default());
+        let source = ["s3://bucket/x/".parse().unwrap()];
+        let set = shard_set(&source, &shards(None, &given), &connect(&given), &mut ()).unwrap();
+        assert_eq!(set.fields().unwrap(), [b"bin", b"cls"]);
+        // Its kind, its beginning, its first members beside the beginnings of 3 others, and its first sample.
+        let asked = asked.load(Ordering::Relaxed);
+        assert!((6..=7).contains(&asked), "{asked} requests");
+    }
+
     /// An MDS shard of `items` items of `len` bytes, and its index.
     #[cfg(feature = "formats")]
     fn mds(items: u32, len: u32) -> [(String, Vec<u8>); 2] {
