@@ -203,3 +203,24 @@ def test_an_error_of_a_worker_is_not_counted_as_had(ds):
     with pytest.raises(ValueError, match="this sample is bad"):
         list(loader)
     assert loader.state_dict()["consumed"] == 0
+
+
+def test_a_sampler_of_another_part_is_refused_and_one_of_the_items_is_not(ds):
+    parts = ds.split({"train": 0.8, "held": 0.2}, seed=1)
+    items = dlfs.torch.Dataset(ds, transform=len_and_label)
+    for other in parts.values():
+        sampler = dlfs.torch.BatchSampler(other, 8)
+        with pytest.raises(dlfs.InvalidArgument, match="another data set or part"):
+            dlfs.torch.DataLoader(items, batch_sampler=sampler)
+    of_items = dlfs.torch.BatchSampler(items, 8, seed=3)
+    same = dlfs.torch.BatchSampler(ds, 8, seed=3)
+    assert list(of_items) == list(same)
+    with dlfs.open(ds.address) as again:
+        loader = dlfs.torch.DataLoader(dlfs.torch.Dataset(again, transform=len_and_label), batch_sampler=of_items)
+        assert len(loader) == len(same)
+
+
+def test_options_of_torchs_data_loader_for_batches_are_refused_with_what_to_write(ds):
+    items = dlfs.torch.Dataset(ds, transform=len_and_label)
+    with pytest.raises(TypeError, match=r"no batch_size, shuffle: .*batch_sampler=dlfs.torch.BatchSampler"):
+        dlfs.torch.DataLoader(items, batch_size=32, shuffle=True)

@@ -57,27 +57,6 @@ def test_a_map_style_data_set_under_its_own_sampler(address, source, workers):
         assert sorted(order) == list(range(len(source)))
 
 
-def test_a_sampler_of_another_part_is_refused_and_one_of_the_items_is_not(ds, source):
-    parts = ds.split({"train": 0.8, "held": 0.2}, seed=1)
-    items = dlfs.torch.Dataset(ds, transform=digest)
-    for other in parts.values():
-        sampler = dlfs.torch.BatchSampler(other, 8)
-        with pytest.raises(dlfs.InvalidArgument, match="another data set or part"):
-            dlfs.torch.DataLoader(items, batch_sampler=sampler)
-    of_items = dlfs.torch.BatchSampler(items, 8, seed=3)
-    same = dlfs.torch.BatchSampler(ds, 8, seed=3)
-    assert list(of_items) == list(same)
-    with dlfs.open(ds.address) as again:
-        loader = dlfs.torch.DataLoader(dlfs.torch.Dataset(again, transform=digest), batch_sampler=of_items)
-        assert len(loader) == len(same)
-
-
-def test_options_of_torchs_data_loader_for_batches_are_refused_with_what_to_write(ds):
-    items = dlfs.torch.Dataset(ds, transform=digest)
-    with pytest.raises(TypeError, match=r"no batch_size, shuffle: .*batch_sampler=dlfs.torch.BatchSampler"):
-        dlfs.torch.DataLoader(items, batch_size=32, shuffle=True)
-
-
 def test_without_a_transform_an_item_is_a_tensor_and_a_label(equal):
     source, path = equal
     with dlfs.open(path) as ds:
