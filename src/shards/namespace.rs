@@ -206,7 +206,8 @@ impl RunReader {
             return Ok(false);
         }
         let mut stream = self.set.shards.stream(shard, place, end.flatten())?;
-        let mut bytes = Vec::new();
+        let decoded = lens[first_in_run..=last_in_run].iter().map(|len| *len as usize).sum();
+        let mut bytes = Vec::with_capacity(decoded);
         for sample in run.first + first_in_run..=run.first + last_in_run {
             self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
         }

@@ -37,7 +37,7 @@ impl Flowing {
         Flowing { pieces, asked: Some(ask(send)), current: Vec::new(), read: 0 }
     }
 
-    /// The next bytes: the rest of a piece, which has at least [`PIECE_BYTES`] unless it is the last one. Empty at the
+    /// The next bytes: the rest of a piece, which has [`PIECE_BYTES`] unless it is the last one. Empty at the
     /// end of the object.
     ///
     /// # Errors
@@ -184,8 +184,7 @@ struct Arrived {
     failure: Option<Failure>,
 }
 
-/// Receives the range `part` as far as it arrives. Appends its bytes to `piece`, and sends each piece that is long
-/// enough.
+/// Receives the range `part` as far as it arrives. Appends its bytes to `piece`, and sends each piece that is full.
 async fn receive(
     shared: &Shared,
     part: &Wanted,
@@ -197,26 +196,15 @@ async fn receive(
     let len = part.range.end - part.range.start;
     let most = shared.most_time(len);
     let mut arrived = Arrived { bytes: 0, waited: Duration::ZERO, failure: None };
-    let take = |bytes: &[u8], arrived: &mut Arrived, piece: &mut Vec<u8>| {
-        let left = (len - arrived.bytes).min(bytes.len() as u64);
-        piece.extend_from_slice(&bytes[..left as usize]);
-        arrived.bytes += left;
-    };
-    take(&answer.first, &mut arrived, piece);
-    while arrived.failure.is_none() {
-        if piece.len() >= PIECE_BYTES && send.send(std::mem::take(piece)).await.is_err() {
-            break;
-        }
-        if arrived.bytes == len {
-            break;
-        }
+    let mut has_receiver = append(&answer.first, len, &mut arrived, piece, send).await;
+    while has_receiver && arrived.failure.is_none() && arrived.bytes < len {
         let begun = Instant::now();
         let limit = shared.options.silence.min(most.saturating_sub(arrived.waited));
         let next = timeout(limit, answer.rest.next()).await;
         arrived.waited += begun.elapsed();
         arrived.failure = match next {
             Ok(Some(Ok(bytes))) => {
-                take(bytes.as_ref(), &mut arrived, piece);
+                has_receiver = append(bytes.as_ref(), len, &mut arrived, piece, send).await;
                 None
             }
             Ok(Some(Err(error))) => Some(Failure::of(&error, note.read())),
@@ -227,9 +215,37 @@ async fn receive(
     arrived
 }
 
+/// Appends `bytes`, as far as they belong to a range of `len`, to `piece`, and sends each piece that is full. Returns
+/// whether there is a receiver.
+///
+/// Pieces have the same capacity, unless the range has less left: so the allocator uses the memory of one again for the
+/// next. Pieces that grow would leave gaps of all sizes.
+async fn append(
+    mut bytes: &[u8],
+    len: u64,
+    arrived: &mut Arrived,
+    piece: &mut Vec<u8>,
+    send: &mpsc::Sender<Vec<u8>>,
+) -> bool {
+    while !bytes.is_empty() && arrived.bytes < len {
+        let left = len - arrived.bytes;
+        if piece.capacity() == 0 {
+            piece.reserve_exact(left.min(PIECE_BYTES as u64) as usize);
+        }
+        let now = left.min(bytes.len().min(PIECE_BYTES - piece.len()) as u64) as usize;
+        piece.extend_from_slice(&bytes[..now]);
+        arrived.bytes += now as u64;
+        bytes = &bytes[now..];
+        if piece.len() == PIECE_BYTES && send.send(std::mem::take(piece)).await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
 /// Pieces that wait for a reader, besides the one being read and the one being received.
 const PIECES_AHEAD: usize = 2;
-/// Minimum length of a piece, except the last one.
+/// Length of a piece, except the last one.
 const PIECE_BYTES: usize = 256 << 10;
 /// Consecutive broken responses after which the read fails.
 const MOST_BROKEN: u32 = 32;
