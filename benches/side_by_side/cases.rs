@@ -76,7 +76,9 @@ pub(crate) fn all() -> Vec<Case> {
         &words("--side receive --len 131072 --depth 32"),
     ));
     cases.push(Case { how: How::Iperf3 { len: 131_072 }, ..case("iperf3-128k", "128k") });
-    for (name, data, batch) in [("4k", Data::Small, 256), ("110k", Data::Pictures, 64)] {
+    for (name, data, batch) in
+        [("4k", Data::Small, 256), ("110k", Data::Pictures, 64), ("8m", Data::Long, 4)]
+    {
         for order in ["grouped", "global"] {
             // Samples read one by one are compared with reads one by one.
             let family = if (name, order) == ("4k", "global") { "4k-128" } else { "128k" };

@@ -20,6 +20,8 @@ pub(crate) enum Data {
     Large,
     /// 10,000 samples with the lengths of ImageNet's pictures: log-normal, mean 110 KiB.
     Pictures,
+    /// 128 samples of 8 MiB: 1 GiB.
+    Long,
     /// 1,000,000 samples of 100 bytes.
     Tiny,
     /// 262,144 samples of 1 KiB.
@@ -32,6 +34,7 @@ impl Data {
             Data::Small => "small",
             Data::Large => "large",
             Data::Pictures => "pictures",
+            Data::Long => "long",
             Data::Tiny => "tiny",
             Data::Short => "short",
         }
@@ -42,6 +45,7 @@ impl Data {
             Data::Small | Data::Short => 1 << 18,
             Data::Large => 1 << 20,
             Data::Pictures => 10_000,
+            Data::Long => 128,
             Data::Tiny => 1_000_000,
         }
     }
@@ -51,6 +55,7 @@ impl Data {
             Data::Small | Data::Large => 4096,
             Data::Tiny => 100,
             Data::Short => 1024,
+            Data::Long => 8 << 20,
             Data::Pictures => {
                 // A normal variate by Box and Muller; the mean is exp(sigma^2 / 2) times the median.
                 let radius = (-2.0 * random.unit().ln()).sqrt();
@@ -99,7 +104,7 @@ pub(crate) fn files(folder: &Path) -> PathBuf {
 fn write_archive(path: &Path, data: Data) -> std::io::Result<()> {
     let mut tar = tar::Builder::new(BufWriter::with_capacity(1 << 20, File::create(path)?));
     let mut random = Random(7);
-    let mut bytes = vec![0u8; 2 << 20];
+    let mut bytes = vec![0u8; 8 << 20];
     bytes.iter_mut().for_each(|byte| *byte = random.next() as u8);
     for number in 0..data.count() {
         let len = data.next_len(&mut random);

@@ -332,6 +332,22 @@ const SAMPLES: &[Row] = &[
         AtLeast(0.90),
     ),
     ratio(
+        "samples-8m-grouped",
+        "samples of 8 MiB, grouped / 128 KiB reads",
+        "samples-8m-grouped",
+        "raw-128k-32",
+        BytesPerS,
+        Shown,
+    ),
+    ratio(
+        "samples-8m-global",
+        "samples of 8 MiB, global / 128 KiB reads",
+        "samples-8m-global",
+        "raw-128k-32",
+        BytesPerS,
+        Shown,
+    ),
+    ratio(
         "orders-100",
         "100 B, TCP, grouped / global, same window",
         "orders-100-grouped",
