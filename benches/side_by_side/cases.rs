@@ -13,6 +13,13 @@ pub(crate) struct Case {
     pub(crate) every: u64,
 }
 
+impl Case {
+    /// Whether a process of the case runs from the first round to the last.
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(self.how, How::Host { keep: true, .. })
+    }
+}
+
 /// How a case is run.
 #[derive(Debug, Clone)]
 pub(crate) enum How {

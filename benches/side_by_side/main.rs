@@ -123,26 +123,32 @@ fn run(options: &Options) {
     let start = Instant::now();
     let rows =
         chosen_rows(if options.is_set("scaling") { "scaling" } else { options.text("rows") });
+    let (kept, others): (Vec<_>, Vec<_>) = chosen_cases(&rows).into_iter().partition(Case::is_kept);
     let mut missing = BTreeMap::new();
-    let mut stage = Stage::new(options);
-    let cases = prepared(&rows, &mut stage, &mut missing);
+    let mut cases = Vec::new();
     let mut random = Random(seed);
     let mut measured = Measured::new();
-    for round in 0..rounds {
-        for case in shuffled(&cases, &mut random) {
-            if round % case.every != 0 || missing.contains_key(&case.id) {
-                continue;
-            }
-            match stage.run(case) {
-                Ok(slice) => {
-                    measured.entry(case.id.clone()).or_default().insert(round, slice);
+    // Processes that keep gigabytes begin when the targets of others have ended: together they may not have room.
+    for group in [others, kept] {
+        let mut stage = Stage::new(options);
+        let group = prepared(group, &mut stage, &mut missing);
+        for round in 0..rounds * u64::from(!group.is_empty()) {
+            for case in shuffled(&group, &mut random) {
+                if round % case.every != 0 || missing.contains_key(&case.id) {
+                    continue;
                 }
-                Err(why) => {
-                    missing.insert(case.id.clone(), why);
+                match stage.run(case) {
+                    Ok(slice) => {
+                        measured.entry(case.id.clone()).or_default().insert(round, slice);
+                    }
+                    Err(why) => {
+                        missing.insert(case.id.clone(), why);
+                    }
                 }
             }
+            eprintln!("round {} of {rounds}, {:.0} s", round + 1, start.elapsed().as_secs_f64());
         }
-        eprintln!("round {} of {rounds}, {:.0} s", round + 1, start.elapsed().as_secs_f64());
+        cases.extend(group);
     }
     report::print(&rows, &cases, &measured, &missing, seed);
 }
@@ -167,18 +173,22 @@ fn chosen_rows(filter: &str) -> Vec<&'static Row> {
     rows
 }
 
-/// Sets up the cases that the rows need and that can be run; stores in `missing` why the others
-/// cannot.
-fn prepared(
-    rows: &[&Row],
-    stage: &mut Stage<'_>,
-    missing: &mut BTreeMap<String, String>,
-) -> Vec<Case> {
+/// The cases that the rows need.
+fn chosen_cases(rows: &[&Row]) -> Vec<Case> {
     let wanted: BTreeSet<&str> =
         rows.iter().flat_map(|row| [Some(row.ours), row.other]).flatten().collect();
     let mut cases = cases::all();
     cases.retain(|case| wanted.contains(&*case.id));
     assert!(cases.len() == wanted.len(), "every case that a row names is there");
+    cases
+}
+
+/// Sets up those of `cases` that can be run; stores in `missing` why the others cannot.
+fn prepared(
+    mut cases: Vec<Case>,
+    stage: &mut Stage<'_>,
+    missing: &mut BTreeMap<String, String>,
+) -> Vec<Case> {
     cases.retain(|case| match stage.prepare(case) {
         Ok(()) => true,
         Err(why) => {
