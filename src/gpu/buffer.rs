@@ -1,5 +1,5 @@
-//! A buffer on a device: its memory, its events, and the copies into it. A copy takes the arrays of a batch: slices of
-//! the host's memory, each with its offset on the device.
+//! A buffer on a device: its memory, its events, and the copies into it. [`Parts`] lists what is copied: the arrays of
+//! a batch, made of slices of the host's memory.
 
 #![allow(unsafe_code)] // hands addresses of memory to a device
 
@@ -23,9 +23,9 @@ pub(crate) struct SlotMemory {
     staging: IoBuf,
 }
 
-/// A copy to the device.
+/// Host memory that one copy takes to the device.
 struct HostSlice {
-    /// The offset in the buffer.
+    /// The offset in the device's buffer, in bytes.
     at: usize,
     from: *const u8,
     len: usize,
@@ -61,7 +61,7 @@ impl SlotMemory {
         self.capacity > 0
     }
 
-    /// Frees memory and events, once nobody uses them.
+    /// Frees memory and events. Waits for the recorded work of consumers first.
     pub(crate) fn end(mut self, driver: &Driver) -> Result<()> {
         self.free(driver)?;
         self.consumers.iter().try_for_each(|consumer| driver.destroy_event(consumer.event))?;
@@ -72,7 +72,7 @@ impl SlotMemory {
         self.consumers.iter_mut().filter(move |consumer| consumer.state == state)
     }
 
-    /// Frees the memory, behind the work that uses it.
+    /// Frees the device's memory, after waiting on the host for the recorded work that uses it.
     fn free(&mut self, driver: &Driver) -> Result<()> {
         for consumer in self.consumers_in(ConsumerState::Recorded) {
             driver.synchronize(consumer.event)?;
@@ -83,7 +83,7 @@ impl SlotMemory {
         Ok(())
     }
 
-    /// Lets `stream` begin behind the copy, and notes it.
+    /// Makes later work of `stream` wait for the copy, and remembers `stream` as a consumer.
     pub(crate) fn wait_on(&mut self, driver: &Driver, stream: Handle) -> Result<()> {
         driver.wait_on(stream, self.copied)?;
         // A thread's own default stream has no name in other threads; the common one waits for all of them.
@@ -110,7 +110,7 @@ impl SlotMemory {
         Ok(())
     }
 
-    /// Starts the copies into this buffer.
+    /// Starts the copies into this buffer, on `stream`, behind the recorded work of earlier consumers.
     pub(crate) fn fill(
         &mut self,
         driver: &'static Driver,
@@ -124,14 +124,14 @@ impl SlotMemory {
         }
         for HostSlice { at, from, len } in self.stage(driver, parts)? {
             // SAFETY: the bytes are of `parts`, which borrows them from the host that `Slot::upload` keeps unchanged
-            // until `copied` has passed, or of `staging`, which is written next when this buffer is taken again: by
-            // then `copied` has passed, too. The destination is this buffer's, up to its capacity.
+            // until `copied` has passed or the device is lost, or of `staging`, which is written next when this buffer
+            // is taken again: by then `copied` has passed, too. The destination is this buffer's, up to its capacity.
             unsafe { driver.copy(self.address + at as u64, from, len, stream)? };
         }
         driver.record(self.copied, stream)
     }
 
-    /// Makes room for `len` bytes on the device.
+    /// Makes room for `len` bytes on the device. What the buffer held is lost if it grows.
     fn reserve(&mut self, driver: &Driver, len: usize) -> Result<()> {
         if len > self.capacity {
             self.free(driver)?;
@@ -142,7 +142,7 @@ impl SlotMemory {
         Ok(())
     }
 
-    /// Copies short slices into registered memory; returns all copies that the device has to make.
+    /// Copies short runs into registered memory; returns all copies that the device has to make.
     fn stage(&mut self, driver: &'static Driver, parts: &Parts<'_>) -> Result<Vec<HostSlice>> {
         let short = parts.runs().filter(|run| is_short(run)).flatten();
         let room: usize = short.map(|piece| piece.bytes.len() + Parts::ALIGN).sum();
@@ -196,7 +196,7 @@ fn is_short(run: &[Piece<'_>]) -> bool {
     len_of(run) < DIRECT_FROM_BYTES
 }
 
-/// A buffer of registered memory.
+/// A buffer of `len` bytes on the host, registered with the driver if it allows that.
 fn registered(driver: &'static Driver, len: usize) -> Result<IoBuf> {
     let pool =
         Pool::new(PoolOptions { bytes: len, slot_len_bytes: len, huge_pages: HugePages::Auto })?;
@@ -204,7 +204,7 @@ fn registered(driver: &'static Driver, len: usize) -> Result<IoBuf> {
     Ok(pool.take(len).expect("the pool is new"))
 }
 
-/// Rounds up, so that memory seldom has to grow.
+/// Rounds a length up, so that memory seldom has to grow.
 fn rounded(len: usize) -> usize {
     let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(LEAST_STEP_BYTES);
     len.next_multiple_of(step)

@@ -47,8 +47,8 @@ pub(crate) type Handle = usize;
 type Code = c_int;
 
 impl Driver {
-    /// The driver that `pin` names. [`Pin::Auto`] starts none, and finds none in a process that has not begun to use a
-    /// device, or whose parent has.
+    /// The driver that `pin` names. [`Pin::Auto`] starts none: it finds a driver that an earlier call started, or with
+    /// which this process uses a device. It finds none in a forked child whose parent has opened the driver.
     ///
     /// # Errors
     /// `NotFound`: the named driver, or a device, is not there. `Unsupported`: it is too old, or this process was
@@ -75,8 +75,8 @@ impl Driver {
         Ok(count.max(0) as u32)
     }
 
-    /// Begins to use device number `ordinal`, so that memory is registered in its context. Otherwise that is one in
-    /// use, or the first device's.
+    /// Begins to use device number `ordinal`. Memory is registered in the context of the lowest number that was passed
+    /// here; before the first call, in a context that the process uses, or else in that of device 0.
     ///
     /// # Errors
     /// `NotFound`: there is no such device. Other errors of the driver.
@@ -95,7 +95,7 @@ impl Driver {
         std::fs::read_to_string(path).ok()?.trim().parse().ok() // -1 without NUMA
     }
 
-    /// The driver, if this process uses a device with it already.
+    /// The driver, if this process has opened it or uses a device with it already.
     fn find_in_use(kind: Kind) -> Option<&'static Driver> {
         let known = kind.opened();
         let driver = match known.get() {
@@ -108,7 +108,7 @@ impl Driver {
         driver.is_ours().then_some(driver)
     }
 
-    /// The driver, which is started unless this process has.
+    /// The driver; opens and starts it if that was not done yet.
     fn find_started(kind: Kind) -> Result<&'static Driver> {
         let known = kind.opened();
         let driver = match known.get() {
@@ -216,7 +216,7 @@ impl Driver {
         call!(self, make_current(context))
     }
 
-    /// Does `work` with `context` as the thread's current one.
+    /// Does `work` with `context` as the thread's current one, which it then sets back.
     pub(crate) fn within<T>(&self, context: Handle, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = self.current()?;
         if before == context {
@@ -237,7 +237,7 @@ impl Driver {
         call!(self, stream_destroy(stream))
     }
 
-    /// Lets later work of `stream` begin behind `event`, as it was recorded last.
+    /// Makes later work of `stream` wait for the work in front of the last record of `event`.
     pub(crate) fn wait_on(&self, stream: Handle, event: Handle) -> Result<()> {
         call!(self, stream_wait(stream, event, 0))
     }
@@ -296,12 +296,12 @@ impl Driver {
         call!(self, copy(to, from.cast(), len, stream))
     }
 
-    /// Makes the code of this function a result.
+    /// The result of a call of `function` that returned `code`.
     fn checked(&self, function: &CStr, code: Code) -> Result<()> {
         if code == SUCCESS { Ok(()) } else { Err(self.failure(function, code)) }
     }
 
-    /// The error for a code of this function.
+    /// The error of a call of `function` that returned `code`.
     fn failure(&self, function: &CStr, code: Code) -> Error {
         let mut name = null();
         let (_, error_name) = self.api.error_name;

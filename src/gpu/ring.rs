@@ -1,5 +1,5 @@
-//! A ring of buffers on a device, with a stream that fills them. Its state is shared with the thread that polls copies
-//! and with the batches on the device, so it lives as long as the last of them.
+//! A ring of buffers on a device, with a stream that fills them. The ring, the thread that polls its copies, and the
+//! batches on the device share one state, which lives until all of them are gone.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,11 +31,12 @@ pub struct Slot {
 }
 
 impl Ring {
-    /// A ring of at most `slots` buffers on device number `ordinal`. One is allocated when none of the earlier ones is
-    /// free.
+    /// A ring of `slots` buffers on device number `ordinal`. A buffer gets memory when it is first filled, and a buffer
+    /// that has memory is taken first.
     ///
     /// # Errors
-    /// `NotFound`: there is no such device. `InvalidArgument`: no slot. Other errors of the driver.
+    /// `NotFound`: there is no such device. `InvalidArgument`: `slots` is 0. `Unsupported`: the process is a forked
+    /// child. Other errors of the driver, and of starting a thread.
     pub fn new(driver: &'static Driver, ordinal: u32, slots: usize) -> Result<Ring> {
         driver.check_ours()?;
         if slots == 0 {
@@ -48,12 +49,12 @@ impl Ring {
         Ok(Ring { shared, thread: Some(Forked::new(thread)) })
     }
 
-    /// A buffer that is free within `limit`; `None`: consumers hold all of them, or copies are under way. Call it again
-    /// as long as the caller may wait, and then fail with [`Ring::full`].
+    /// A buffer that is free within `limit`; `None`: consumers hold all of them, or copies are under way. A caller that
+    /// may wait longer calls again, and at last fails with [`Ring::full`].
     ///
     /// # Errors
-    /// `DeviceLost`, and all other failures of earlier calls that leave the ring unusable. `Unsupported`: the process
-    /// is a forked child.
+    /// `DeviceLost`, and all other failures of earlier calls that leave the ring unusable. The thread that polls has
+    /// died. `Unsupported`: the process is a forked child.
     pub fn slot(&self, limit: Duration) -> Result<Option<Slot>> {
         let shared = &self.shared;
         shared.driver.check_ours()?;
@@ -61,7 +62,7 @@ impl Ring {
         Ok(memory.map(|memory| Slot { shared: Arc::clone(shared), memory: Some(memory) }))
     }
 
-    /// The error of a wait of `limit` for a buffer.
+    /// The error for a caller that has waited `limit` for a buffer in vain.
     pub fn full(&self, limit: Duration) -> Error {
         let text = format!("none of the ring's {} buffers was free within {limit:?}", self.slots());
         Error::new(ErrorKind::TimedOut, text)
@@ -98,11 +99,12 @@ impl Slot {
     /// Starts to copy `parts` of `host` to the device, and keeps `host` until the device has read them. It is then
     /// dropped by any thread.
     ///
-    /// Copies are ordered behind the work of all who had the buffer before. Slices from 32 KiB on are read by the
-    /// device from where they are, shorter ones through registered memory of the ring.
+    /// Copies are ordered behind the work of all who had the buffer before. The device reads a run of adjacent slices
+    /// in place if it has 32 KiB or more; shorter runs are copied to registered memory of the ring first.
     ///
     /// # Errors
-    /// `OutOfMemory`: the device has no memory for them; the ring goes on. `DeviceLost`: it does not.
+    /// `OutOfMemory`: the device has no memory for `parts`; the ring remains usable. `DeviceLost`: the ring is
+    /// unusable.
     pub fn upload<H: Send + 'static>(
         mut self,
         host: H,
@@ -138,7 +140,7 @@ impl Slot {
             arrays,
         });
         shared.keep_until(copied, Box::new((host, Arc::clone(&filled))));
-        Ok(DeviceBytes(Arc::new(Lease(filled))))
+        Ok(DeviceBytes(Arc::new(ConsumerHold(filled))))
     }
 }
 
@@ -243,7 +245,7 @@ impl RingShared {
             if let Some(error) = self.fate.died() {
                 return Err(error);
             }
-            // Memory that is there already first: a ring grows only with the buffers that are in use together.
+            // Buffers with memory go first, so the ring allocates only as many as are in use at once.
             let filled = state.free.iter().position(SlotMemory::is_allocated);
             let free = state.free.remove(filled.unwrap_or(0));
             if free.is_some() || is_late {
@@ -271,13 +273,13 @@ impl RingShared {
         self.returned.notify_all();
     }
 
-    /// Makes all later calls fail with `error`, unless others have made them fail before.
+    /// Makes all later calls of [`take`](Self::take) fail with `error`, unless they fail with an earlier one.
     fn fail(&self, error: Error) {
         self.state.lock().failed.get_or_insert(error);
         self.returned.notify_all();
     }
 
-    /// Drops the memory of the copies that are done; of all, if the ring has failed. Returns their number.
+    /// Drops the owners of the copies that are done; of all copies, if the device does not tell. Returns their number.
     fn reap(&self) -> usize {
         let mut done = Vec::new();
         let mut state = self.state.lock();
@@ -293,11 +295,9 @@ impl RingShared {
             Ok(())
         });
         if let Err(error) = asked {
+            done.extend(state.copies.drain(..)); // a lost device reads no more
             state.failed.get_or_insert(error);
             self.returned.notify_all();
-        }
-        if state.failed.is_some() {
-            done.extend(state.copies.drain(..));
         }
         drop(state);
         done.len() // dropped without the lock, which their buffers take
@@ -340,15 +340,15 @@ impl Drop for RingShared {
     }
 }
 
-/// A batch's bytes on a device. Clones share them; the buffer returns to its ring when the last one is dropped, and the
-/// device has done what the consumer's streams had been given before.
+/// A batch's bytes on a device. Clones share them. The buffer returns to its ring once the last clone is dropped and
+/// the copy is done; the next copy into it waits on the device for the work that consumers' streams had by then.
 #[derive(Clone)]
-pub struct DeviceBytes(Arc<Lease>);
+pub struct DeviceBytes(Arc<ConsumerHold>);
 
-/// The consumers' part in a buffer: when the last clone is dropped, their work is recorded.
-struct Lease(Arc<FilledSlot>);
+/// The consumers' hold on a buffer: when the last clone is dropped, the work of their streams is recorded.
+struct ConsumerHold(Arc<FilledSlot>);
 
-/// A buffer that is filled, and held by the consumer, the copy, or both. It then returns to the ring.
+/// A filled buffer, which its consumers and its copy hold. It returns to the ring when neither holds it.
 struct FilledSlot {
     shared: Arc<RingShared>,
     /// `None` once returned.
@@ -392,8 +392,8 @@ impl DeviceBytes {
         self.0.0.shared.driver
     }
 
-    /// Lets later work of the consumer's `stream` begin behind the copy; 0 is the default stream. The buffer is not
-    /// written again before the work that the stream has when the last clone is dropped. Does not wait on the host.
+    /// Makes later work of the consumer's `stream` wait for the copy; 0 is the default stream. The buffer is written
+    /// again only after the work that the stream has when the last clone is dropped. Does not wait on the host.
     ///
     /// # Errors
     /// `InvalidArgument`: the stream does not exist. `DeviceLost`. `Unsupported`: the process is a forked child.
@@ -423,7 +423,7 @@ impl std::fmt::Debug for DeviceBytes {
     }
 }
 
-impl Drop for Lease {
+impl Drop for ConsumerHold {
     fn drop(&mut self) {
         let FilledSlot { shared, memory, .. } = &*self.0;
         if !shared.driver.is_ours() {
@@ -450,6 +450,6 @@ impl Drop for FilledSlot {
 /// The timeout for the copies of a dropped ring.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-// The pauses between two looks at the oldest copy, which cost a processor little: a batch takes about a millisecond.
+// The shortest and the longest pause between two looks at the oldest copy: a batch takes about a millisecond.
 const LEAST_PAUSE: Duration = Duration::from_micros(50);
 const MOST_PAUSE: Duration = Duration::from_millis(1);
