@@ -32,7 +32,7 @@ use dlfs_io::address::catalog_name::is_catalog_word;
 #[derive(Debug, Clone)]
 pub struct FolderStore {
     root: PathBuf,
-    /// The deadline of the current call.
+    /// The deadline of the current call. `None`: it has none.
     until: Option<Instant>,
 }
 
@@ -80,8 +80,11 @@ impl FolderStore {
         Ok(at)
     }
 
-    /// Calls `wanted` for each entry of the folder at `path`, and collects its results. Empty if
-    /// the folder does not exist.
+    /// Calls `wanted` with name and type of each entry of the folder at `path`, `.` and `..` included, and collects
+    /// its results. Empty if the folder does not exist.
+    ///
+    /// # Errors
+    /// `NotFound`: the catalogue does not exist. `Corrupt`: more than [`MAX_LISTED`] results.
     fn list<T>(&self, path: &str, wanted: impl Fn(&str, FileType) -> Option<T>) -> Result<Vec<T>> {
         let Some(folder) = self.open(path, FOLDER)? else {
             return if self.is_there()? { Ok(Vec::new()) } else { Err(self.no_catalog()) };
@@ -100,7 +103,10 @@ impl FolderStore {
         Ok(found)
     }
 
-    /// The content of the file at `path`, up to `most` bytes. `None`: the file does not exist.
+    /// The content of the file at `path`. `None`: the file does not exist.
+    ///
+    /// # Errors
+    /// `Corrupt`: the content has more than `most` bytes, or there is no regular file at `path`.
     fn read_at_most(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let corrupt =
             |message: String| Error::new(ErrorKind::Corrupt, message).path(self.root.join(path));
@@ -117,6 +123,7 @@ impl FolderStore {
         Ok(Some(bytes))
     }
 
+    /// Returns whether the folder is marked as a catalogue.
     fn is_there(&self) -> Result<bool> {
         Ok(self.open(MARK, OFlags::PATH)?.is_some())
     }

@@ -11,7 +11,7 @@ use dlfs_base::units::total;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::chunk::ChunkId;
 
-/// The chunks of a data set, and their totals.
+/// The chunks of a data set but for lost ones, and their totals.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Index {
     /// The UUID of the image.
@@ -106,9 +106,8 @@ impl Index {
         self
     }
 
-    /// The differences between two indexes, one line each, for a person to read: up to `most`
-    /// lines, then one line that counts the other chunks. Chunks that were written before
-    /// `since_ns` are not compared.
+    /// The differences between two indexes, one line each, for a person to read. After `most` lines the other chunks
+    /// that differ are only counted, in one more line. Chunks that were written before `since_ns` are not compared.
     pub fn differences(&self, other: &Index, since_ns: u64, most: usize) -> Vec<String> {
         let mut lines = Vec::new();
         if self.image != other.image {

@@ -18,9 +18,8 @@
 //! DIESEL keeps in its key-value store. The index may be lost: it is rebuilt from the chunk
 //! headers.
 //!
-//! Read [`Catalog`] first, then `entries.rs` and `store.rs`. To open an image, `resolve.rs` is called.
+//! Read [`Catalog`] first, then `store.rs`. To open an image, `resolve.rs` is called.
 
-mod entries;
 mod folder;
 mod index;
 mod places;
@@ -45,8 +44,8 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
 use dlfs_io::address::catalog_name::is_catalog_word;
 use dlfs_io::address::{CatalogName, CatalogPlace, CatalogVersion};
-use entries::{append, entries_of, newest_entry, read_entry, words};
 use record::{AliasEntry, VersionEntry};
+use store::{append, entries_of, newest_entry, read_entry, words};
 
 /// An open catalogue. Each call has a deadline, [`DEADLINE`] by default, which it keeps even if the
 /// store hangs.
@@ -68,7 +67,7 @@ pub struct Alias {
     pub version: u64,
     /// The generation of that version.
     pub generation: Generation,
-    /// Number of moves, creation included.
+    /// Number of entries in the alias's log: its creation, moves and removals.
     pub moves: u64,
 }
 
@@ -165,8 +164,9 @@ impl Catalog {
     /// is added and that version's number is returned.
     ///
     /// # Errors
-    /// `InvalidArgument`: the name is not valid, or the record has no address. `Refused`: the
-    /// newest version is a later generation of the same image. Otherwise as [`Catalog::names`].
+    /// `InvalidArgument`: the name is not valid, or an address of the record is not. `Refused`: the newest version is a
+    /// later generation of the same image, or other data is where the catalogue would be created. Otherwise as
+    /// [`Catalog::names`].
     pub fn add(&self, name: &str, record: &Record) -> Result<u64> {
         check_word("the name of a data set", name)?;
         record.check()?;
@@ -198,14 +198,12 @@ impl Catalog {
         })
     }
 
-    /// Moves an alias to a version of the data set, and returns its number of moves. If several
-    /// callers move it at once, they succeed one after another, or fail because the alias no longer
-    /// matches `expect`.
+    /// Moves an alias to a version of the data set, and returns [`Alias::moves`]. If several callers move it at once,
+    /// they succeed one after another, or fail because the alias no longer matches `expect`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the alias is not valid. `NotFound`: there is no such version, or it was
-    /// removed while the alias was moved to it. `Busy`: the alias does not point to what `expect`
-    /// says. Otherwise as [`Catalog::names`].
+    /// `InvalidArgument`: the alias is not valid. `NotFound`: the version was removed while the alias was moved to it.
+    /// `Busy`: the alias does not point to what `expect` says. Otherwise as [`Catalog::find`].
     pub fn tag(
         &self,
         name: &str,
@@ -252,8 +250,8 @@ impl Catalog {
         })
     }
 
-    /// Removes a version, or all versions and the index of a data set; returns the number of
-    /// removed versions. The image and the history stay.
+    /// Removes the versions with this generation; `None`: all versions, and the index of the data set. Returns the
+    /// number of removed versions. The image and the history stay.
     ///
     /// # Errors
     /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it, or was
@@ -411,7 +409,7 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
     }
 }
 
-/// Moves an alias to a version, or removes it if `to` is `None`. Returns its number of moves.
+/// Moves an alias to a version, or removes it if `to` is `None`. Returns [`Alias::moves`].
 ///
 /// # Errors
 /// `Busy`: the alias does not point to what `expect` says. Errors of the store.

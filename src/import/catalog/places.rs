@@ -2,7 +2,8 @@
 //!
 //! `dlfs://site/NAME` names the catalogue `site`. It is looked up in the environment variable
 //! `DLFS_CATALOGS` (`site=/srv/catalog other=redis://host/0`, separated by spaces), then in the
-//! user's file `~/.config/dlfs/catalogs.toml`, then in `/etc/dlfs/catalogs.toml`:
+//! user's file `~/.config/dlfs/catalogs.toml` (or in the folder that `XDG_CONFIG_HOME` names), then in
+//! `/etc/dlfs/catalogs.toml`:
 //!
 //! ```toml
 //! site = "/srv/catalog"
@@ -108,7 +109,8 @@ fn files() -> impl Iterator<Item = PathBuf> {
     folders.map(|folder| folder.join("dlfs/catalogs.toml"))
 }
 
-/// The user's folder that a variable of the environment names, or else `usual` in the home directory.
+/// The user's folder that a variable of the environment names, or else `usual` in the home directory. `None`: the user
+/// has no home directory.
 pub(super) fn user_folder(variable: &str, usual: &str) -> Option<PathBuf> {
     let value = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     value(variable).or_else(|| Some(value("HOME")?.join(usual)))

@@ -1,5 +1,6 @@
-//! The entries of a catalogue's logs as JSON: records of versions of data sets, and targets of aliases. Other programs
-//! may have written them, so they are not trusted.
+//! The entries of a catalogue's logs: records of versions of data sets, and targets of aliases. [`encode`] and
+//! [`decode`] convert these entries, and the index of chunks, to JSON and back. Other programs may have written the
+//! JSON, so it is not trusted.
 
 use std::collections::BTreeMap;
 
@@ -160,9 +161,9 @@ fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 const MAX_SITES: usize = 64;
 
 /// The format of entries. The key `format` is absent in this format; later ones will set it.
-pub(super) const FORMAT: u32 = 0;
+const FORMAT: u32 = 0;
 
-/// Encodes an entry.
+/// Encodes an entry as JSON.
 pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     let text = serde_json::to_vec_pretty(value);
     text.map_err(|error| Error::new(ErrorKind::Internal, "cannot write JSON").source(error))

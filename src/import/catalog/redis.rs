@@ -13,8 +13,9 @@
 //! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys hold the index of chunks: see
 //! `index.rs`. A transaction replaces both, so readers see either the old pair or the new pair.
 //!
-//! `resp.rs` speaks to the server. The server is not trusted: each answer has a [`Limit`] and a deadline. After a
-//! failure the connection is closed, so the rest of an answer is never taken for the next one.
+//! `resp.rs` speaks to the server. The server is not trusted: the answers to the commands of one call have a [`Limit`]
+//! and a deadline together. After a failure the connection is closed, so the rest of an answer is never taken for the
+//! next one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ pub(super) struct RedisStore {
     server: Arc<Server>,
     /// The open connection, if there is one. The lock is held during a call, so that calls take turns.
     connection: Arc<Mutex<Option<Connection>>>,
-    /// The deadline of the current call to the catalogue. `None`: only each answer has a deadline.
+    /// The deadline of the current call to the catalogue. `None`: only [`ANSWER_TIMEOUT`] applies.
     until: Option<Instant>,
 }
 
@@ -224,7 +225,7 @@ impl Store for RedisStore {
     }
 }
 
-/// Sets fields of the hash `key`.
+/// The command that sets fields of the hash `key`.
 fn set(key: &str, fields: impl IntoIterator<Item = (impl AsRef<str>, String)>) -> Command {
     let mut words = command([&b"HSET"[..], key.as_bytes()]);
     for (field, value) in fields {

@@ -135,18 +135,18 @@ impl Named {
 }
 
 /// The cache file of a name. `None`: the user has no home directory.
-pub(super) struct LastKnown(Option<PathBuf>);
+struct LastKnown(Option<PathBuf>);
 
 impl LastKnown {
     /// The cache file of `name`.
-    pub(super) fn of(name: &CatalogName) -> LastKnown {
+    fn of(name: &CatalogName) -> LastKnown {
         let cache = user_folder("XDG_CACHE_HOME", ".cache");
         let file = format!("{:016x}.json", xxh3_64(name.to_string().as_bytes()));
         LastKnown(cache.map(|folder| folder.join("dlfs/catalog").join(file)))
     }
 
     /// The record that the file holds, if it holds one.
-    pub(super) fn read(&self) -> Option<Record> {
+    fn read(&self) -> Option<Record> {
         decode(&self.bytes()?, "what was known last").ok()
     }
 
@@ -158,7 +158,7 @@ impl LastKnown {
 
     /// Stores `record`, unless the file holds it already. A failure is only logged: nothing depends
     /// on the file now.
-    pub(super) fn keep(&self, record: &Record) {
+    fn keep(&self, record: &Record) {
         let Some(path) = &self.0 else { return };
         let Ok(bytes) = encode(record) else { return };
         if self.bytes().is_some_and(|known| known == bytes) {

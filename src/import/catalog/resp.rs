@@ -1,6 +1,7 @@
 //! A client of a Redis or Valkey server, which speaks RESP2.
 //!
-//! The server is not trusted: its answers have a [`Limit`] and a deadline.
+//! The server is not trusted: its answers have a [`Limit`] and a deadline. Only the look-up of the host's name has no
+//! deadline.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read, Write};
@@ -23,7 +24,7 @@ pub(super) struct Server {
 /// A command: its name, then its arguments.
 pub(super) type Command = Vec<Vec<u8>>;
 
-/// Limits of all answers together to commands that are sent together.
+/// Limits for the answers to the commands of one [`Connection::ask`], all answers together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
     /// Maximum number of bytes.
@@ -74,7 +75,7 @@ impl Value {
 }
 
 impl Server {
-    /// Parses `redis://[[USER]:PASSWORD@]HOST[:PORT][/NUMBER]`.
+    /// Parses `redis://[[USER]:PASSWORD@]HOST[:PORT][/NUMBER]`, with any scheme. `None`: `url` has another form.
     pub(super) fn parse(url: &str) -> Option<Server> {
         let (_, rest) = url.split_once("://")?;
         let (login, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
@@ -97,7 +98,7 @@ impl Server {
         })
     }
 
-    /// Connects, logs in and selects the database, until the deadline `until`.
+    /// Connects, logs in if there is a password, and selects the database, before the deadline `until`.
     pub(super) fn connect(&self, until: Instant) -> Result<Connection, Failure> {
         let reader = BufReader::new(Timed { stream: self.reach(until)?, until });
         let mut connection = Connection { reader, limit: GREETING };
@@ -113,7 +114,7 @@ impl Server {
         Ok(connection)
     }
 
-    /// Connects to the first of the host's addresses that answers.
+    /// Connects to the first of the host's addresses that answers, before the deadline `until`.
     fn reach(&self, until: Instant) -> io::Result<TcpStream> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for address in (&*self.host, self.port).to_socket_addrs()? {
