@@ -14,9 +14,9 @@ use crate::import::committed::{free_space, open_base};
 use crate::import::device::{open_for_import, or_remove};
 use crate::import::importer::{Import, OpenSource, open_source, prepare_import};
 use crate::import::lease::Lease;
-use crate::import::many::commit::{all_complete, check_stop, once};
 use crate::import::many::plan_file::{Plan, addresses};
 use crate::import::many::source_plan::{SourceParts, SourcePlan};
+use crate::import::many::{all_complete, check_stop, commit_once};
 use crate::import::marks::{Mark, MarkState};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, Progress, Stage, as_text};
@@ -100,6 +100,8 @@ pub fn plan_import(
     })
 }
 
+/// Writes the plan of a prepared import to the file at `path`, and then prepares the namespaces. Removes the file if
+/// this fails.
 fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {
     import.size_part()?;
     progress.stage(Stage::Committing, 0, 0);
@@ -290,7 +292,7 @@ pub fn commit_import(
     let plan = &file.plan;
     let media = plan.open(None, connect)?;
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
-    let done = once(&plan.journal, &media, std::slice::from_ref(&lease), || {
+    let done = commit_once(&plan.journal, &media, std::slice::from_ref(&lease), || {
         check_parts(plan, &media)?;
         commit_parts(&file, &media, &lease, progress)
     })?;

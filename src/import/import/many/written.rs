@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 use crate::import::commit::commit;
 use crate::import::committed::free_space;
 use crate::import::lease::Lease;
-use crate::import::many::commit::{all_complete, check_stop, once};
 use crate::import::many::write_plan::WritePlan;
+use crate::import::many::{all_complete, check_stop, commit_once};
 use crate::import::marks::Lane;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{Progress, Stage};
@@ -80,7 +80,8 @@ impl WritePlan {
     /// The complete parts. If a part has several complete attempts, the last one is returned.
     ///
     /// # Errors
-    /// `Busy`: a part is being written, on a namespace with an exclusive lock.
+    /// `Busy`: a part is being written, on a namespace with an exclusive lock. Otherwise as [`commit`](Self::commit),
+    /// for opening and reading.
     pub fn complete(&self, connect: &ConnectOptions) -> Result<Vec<WrittenPart>> {
         let media = self.0.open(None, connect)?;
         let (_, found) = self.read_lanes(&mut media.channel())?;
@@ -96,7 +97,7 @@ impl WritePlan {
     ) -> Result<WriteReport> {
         let media = self.0.open(None, connect)?;
         let leases = Lease::take_all(&media, self.lease_limit())?;
-        let done = once(&self.0.journal, &media, &leases, || {
+        let done = commit_once(&self.0.journal, &media, &leases, || {
             let (lanes, found) = self.read_lanes(&mut media.channel())?;
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
         })?;

@@ -5,9 +5,10 @@ use crate::import::commit::commit as commit_generation;
 use crate::import::committed::free_space;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
-use crate::import::many::commit::once;
-use crate::import::many::filling::filled::{Filled, FilledChunk};
-use crate::import::many::filling::state::{ImageState, open_for_writing, read_state};
+use crate::import::many::commit_once;
+use crate::import::many::filling::state::{
+    Filled, FilledChunk, ImageState, open_for_writing, read_state,
+};
 use crate::import::media::Media;
 use crate::import::options::ImportOptions;
 use crate::import::read_back::check_heads;
@@ -22,7 +23,8 @@ use dlfs_format::format::{CellRange, ChunkHeader, ChunkSpec, SampleMeta};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
-/// Commits the image that `ranks` ranks fill, unless the image is complete. Safe to repeat.
+/// Commits the image that `ranks` ranks fill with the shards whose hash is `source`, unless the image is complete. Safe
+/// to repeat.
 ///
 /// `samples` returns the directory of all samples, and the number of samples of each shard. Ids in the directory are in
 /// the order of shards, and of samples in a shard. The chunks of that directory are not used.
@@ -45,7 +47,7 @@ pub fn commit(
         ImageState::Unprepared => return Err(missing(image)),
     };
     let journal = &prepared.journal;
-    let done = once(journal, &media, &leases, || {
+    let done = commit_once(journal, &media, &leases, || {
         let filled = Filled::read(&prepared)?;
         if !(0..ranks).all(|rank| filled.has_rank(rank)) {
             return Err(missing(image));

@@ -19,10 +19,9 @@
 //! - The commit is a function of records and shards: after a crash it is run again, and writes the same bytes.
 //! - The journal keeps the hash of the shards. An image of other shards is refused, also after the commit.
 //!
-//! Read on in `state.rs`, how an image is prepared and recognised, then `filled.rs` and `commit.rs`.
+//! Read on in `state.rs`, how an image is prepared and recognised, then `commit.rs`.
 
 mod commit;
-mod filled;
 mod state;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +30,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 pub use commit::commit;
-pub use filled::{Filled, FilledChunk};
+pub use state::{Filled, FilledChunk};
 
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
@@ -67,9 +66,9 @@ struct OpenFill {
     exclusive: Option<Box<Writing>>,
     /// The chunks that wait for the rank's next turn.
     waiting: Vec<WaitingChunk>,
-    /// Memory of the waiting chunks.
+    /// Memory of the waiting chunks, each of which counts as a full chunk at least.
     waiting_bytes: usize,
-    /// The end of the last record.
+    /// The time when the last record was complete; at first, when the filling began.
     recorded_at: Instant,
     /// The time that the last record took, with the wait for a turn.
     record_took: Duration,
