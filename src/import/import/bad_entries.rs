@@ -6,7 +6,7 @@ use crate::import::sources::file_counts::FileCounts;
 use crate::import::sources::{BadEntry, BadReason, FileCount, SourceKind};
 use dlfs_base::{Error, ErrorKind};
 
-/// All entries that prevent an import. Displayed one per line.
+/// All entries that prevent an import. Displays the first 20, one per line, and counts the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadEntries(pub Vec<BadEntry>);
 
@@ -47,7 +47,7 @@ impl BadEntries {
     }
 }
 
-/// Hints how to import entries that are bad otherwise.
+// Hints how to import entries of these kinds.
 const COMES_AGAIN_WAY: &str = "--spool DIR reads a stream as a file, where the later member of a name counts; \
                                copy objects of a store here first";
 const OTHER_HOST_WAY: &str = "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may \

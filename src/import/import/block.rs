@@ -2,7 +2,7 @@
 //!
 //! Such states are the journal, the checkpoint, the lease, the mark of a plan, and the records of chunks; heads of
 //! plans have this form, too. The block's magic names the kind of state. A torn block has a wrong checksum, and
-//! counts as absent.
+//! counts as absent; but the version is compared first.
 //!
 //! `Block::read`, which reads journals and marks, refuses a state of another release, since this release cannot
 //! continue that import. The owners of the other states call `Block::open`: another release's checkpoint counts as

@@ -23,7 +23,8 @@ pub(super) struct Checks<'a> {
     /// The file of column values.
     pub(super) file: Option<&'a ColumnFile>,
     pub(super) options: &'a ImportOptions,
-    /// The columns whose values come from fields. Set by the first sample that passes the check of its fields.
+    /// The columns whose values come from fields. Set by the first sample whose fields have their types; never, if the
+    /// options name no such columns.
     pub(super) field_columns: &'a OnceLock<FieldColumns>,
 }
 
@@ -34,12 +35,13 @@ impl Checks<'_> {
     }
 }
 
-/// The samples of a stream that pass the checks, with their elements and values.
+/// The samples of a stream that pass the checks. Files of typed fields are replaced by their elements, and the values
+/// of columns that come from fields are filled in.
 pub(super) struct Checked<'a> {
     /// The stream to check.
     from: Box<dyn SampleStream + 'a>,
     checks: Checks<'a>,
-    /// The types of the samples that an interrupted import has written.
+    /// The types of the fields in the samples that an interrupted import has written.
     known_types: FieldTypes,
     /// The types of the fields. Set by the first sample.
     typing: Option<Typing>,

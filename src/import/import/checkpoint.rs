@@ -48,8 +48,8 @@ pub(super) struct Checkpoint {
     /// The names of the classes that samples have used, as [`packed`] returns them. Stored after the marks.
     #[serde(skip)]
     names: Vec<u8>,
-    /// Makes the JSON [`JSON_BYTES`] long, so that a point changes the first bytes of the block alone: a write of
-    /// which only these arrive is whole.
+    /// Pads the JSON to [`JSON_BYTES`], so that marks and names keep their place. A new point that changes no names
+    /// changes only the block's first bytes, and a write torn behind these leaves a valid block.
     space: String,
 }
 
@@ -66,7 +66,7 @@ impl ObjectList {
         self.0.extend(objects.map(|object| xxh3_64(format!("{object:?}").as_bytes())));
     }
 
-    /// The point after `samples` samples, which have named `classes` classes.
+    /// The point at `place`, after `samples` samples, which have named `classes` classes.
     pub(super) fn point(&self, samples: u64, place: StreamPlace, classes: u64) -> Point {
         // A place behind the last object counts as a place in the last object.
         let last = place.input.min((self.0.len() as u64).saturating_sub(1));
@@ -111,7 +111,7 @@ impl Checkpoint {
     /// import.
     ///
     /// # Errors
-    /// One of the objects up to the newest point has changed: the numbers of those among which it is.
+    /// One of the objects up to the newest point has changed: the range of numbers in which it is.
     pub(super) fn points_of(
         &self,
         other: &Checkpoint,

@@ -34,7 +34,7 @@ pub(super) struct ChunkStream<'a> {
     /// The image, and the journal.
     pub(super) state: &'a ImportState,
     lease: &'a Lease,
-    /// The properties of the next chunk.
+    /// The part, fields and columns of the next chunk.
     pub(super) spec: ChunkSpec,
     /// The chunks whose writes are in flight, by first slot.
     pub(super) writes: WriteBehind<Slot>,
@@ -48,7 +48,7 @@ pub(super) struct ChunkStream<'a> {
     closed_slot: Slot,
     /// The chunk that is being filled; `None`: the next sample begins one.
     open: Option<ChunkBuilder>,
-    /// Set if there was no room for a chunk.
+    /// Set if there was no room for the last chunk that asked for cells.
     pub(super) is_full: bool,
     /// Number of the next chunk in the generation.
     pub(super) sequence: u64,
@@ -62,8 +62,8 @@ pub(super) struct ChunkStream<'a> {
     is_longer: bool,
 }
 
-/// Passes all bytes of a sample, in order and in pieces, to the function that it gets. Is called once. Returns that
-/// function's errors, and those of reading the sample; bytes that were written before an error are useless.
+/// Supplies a sample: calls its argument with the sample's bytes, piece by piece in order. [`ChunkStream::push`] calls
+/// it once. Returns the errors of its argument, and of reading the sample.
 type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
 
 /// Result of a stream of chunks.
@@ -160,7 +160,8 @@ impl<'a> ChunkStream<'a> {
     /// Adds the sample of the next slot, of `len` bytes, which `give` supplies.
     ///
     /// # Errors
-    /// Errors of writing, and of `give`: what was written is useless then. A name or value that no image can have.
+    /// Errors of writing, and of `give`: what was written of the sample is useless then. `NoSpace`: a chunk does not
+    /// fit. `Busy`: the lease is lost. A name or value that no image can have.
     pub(super) fn push(
         &mut self,
         meta: &SampleMeta<'_>,
@@ -209,7 +210,8 @@ impl<'a> ChunkStream<'a> {
         Ok(self.open.as_mut().expect("opened just above"))
     }
 
-    /// Writes the chunk that is being filled, if it has samples.
+    /// Completes the chunk that is being filled, if it has samples: writes it, unless a resumed import finds it on the
+    /// media.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -267,7 +269,7 @@ impl<'a> ChunkStream<'a> {
         self.close(header.head())
     }
 
-    /// Counts a chunk, and adds it to the directory to commit.
+    /// Counts a chunk, and adds it to the directory to commit and to the heads, as far as these are needed.
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
         if let Some(builder) = &mut self.builder {
             builder.add_chunk(header)?;
@@ -326,8 +328,9 @@ impl<'a> ChunkStream<'a> {
         Ok(is_there)
     }
 
-    /// Completes a chunk. A lost connection ends the import, since the samples of lost chunks cannot be read
-    /// from the stream again. A resumed import opens the stream anew, and compares what it reads with the media.
+    /// Registers a chunk whose write was started, and waits while too many writes are in flight. A lost connection ends
+    /// the import, since the samples of lost chunks cannot be read from the stream again. A resumed import opens the
+    /// stream anew, and compares what it reads with the media.
     fn close(&mut self, head: &ChunkHead) -> Result<()> {
         self.writes.close(head.first_slot);
         self.unflushed_bytes += head.len_bytes();

@@ -62,10 +62,11 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
 /// Bytes of the snapshot that are written at once.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// Writes and commits a generation whose chunks are on the media.
+/// Writes and commits a generation whose chunks are on the media. `leases`: that of the image, then any others that
+/// the caller holds.
 ///
 /// # Errors
-/// As [`prepare`] and [`write`].
+/// As [`prepare`] and [`write`]. `Busy`: one of `leases` is lost.
 pub(super) fn commit(
     media: &Media,
     leases: &[Lease],

@@ -60,8 +60,8 @@ pub(super) fn open_base(media: &Media, journal: &Journal) -> Result<(Media, Curr
     open(media, |opened| is_its_own_commit(opened, journal, media))
 }
 
-/// Opens the committed generation. If the next commit could overwrite a newer one, `may_lose` tells whether that is
-/// accepted.
+/// Opens the committed generation. Refuses if the next commit could overwrite a newer one, unless `may_lose` returns
+/// true.
 ///
 /// # Errors
 /// As [`open_current`]; errors of `may_lose`.
@@ -108,7 +108,7 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
     directory
         .check_opened(&mut opened)
         .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
-    // If namespace 0's superblock replaced another one, that one's length is known only now.
+    // The directory may have corrected the length of a namespace whose superblock is missing or outdated.
     opened.check_lengths(media.devices.iter().map(lengths))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }

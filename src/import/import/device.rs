@@ -26,7 +26,7 @@ pub(super) enum Meaning {
     Nothing,
 }
 
-/// Opens the namespaces of an existing image; for writing if all of them must be those of one image.
+/// Opens the namespaces of an existing image: for writing if `connect` says so, or for [`Meaning::AllOfImage`].
 ///
 /// # Errors
 /// Errors of opening. `InvalidArgument`: an address does not say which of several namespaces is meant.
@@ -47,8 +47,8 @@ pub(super) fn open_image(
     Ok(devices)
 }
 
-/// Refuses to change an image or generation other than the one that a name stands for. Damaged superblocks are
-/// ignored here.
+/// Refuses an image or generation other than the one that a name stands for: compares the first superblock that can be
+/// read. Damaged superblocks are ignored here.
 fn check_named(named: &Named, devices: &[Arc<dyn Device>]) -> Result<()> {
     let media = Media::for_reading(devices.to_vec())?;
     let mut channel = media.channel();

@@ -72,7 +72,7 @@ pub(super) fn void_other_copy(media: &Media, superblocks: &[Superblock]) -> Resu
 }
 
 /// Removes the marks of a plan that appends to the generation `current`, so that no part of the plan writes any
-/// more. The caller holds the lease of the image.
+/// more. The caller holds the lease of the image; those of other marked namespaces are taken, for `limit`.
 ///
 /// # Errors
 /// `Busy`: a part is being imported, on a namespace without an exclusive lock. Errors of reading and writing.

@@ -94,6 +94,7 @@ pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditR
     delete_with(devices, &EditOptions::default(), |directory| ids_of(directory, names))
 }
 
+/// The ids of the samples with these names, all of which must exist.
 fn ids_of(directory: &Directory, names: &[Vec<u8>]) -> Result<Vec<SampleId>> {
     let mut ids = Vec::with_capacity(names.len());
     let mut missing = Vec::new();
@@ -107,6 +108,7 @@ fn ids_of(directory: &Directory, names: &[Vec<u8>]) -> Result<Vec<SampleId>> {
     Ok(ids)
 }
 
+/// Returns `ids`, all of which the image must have or have had.
 fn known_ids(directory: &Directory, ids: &[SampleId]) -> Result<Vec<SampleId>> {
     let missing: Vec<_> = ids.iter().filter(|id| id.0 >= directory.num_samples()).collect();
     none_missing(&missing, "with id")?;
@@ -124,6 +126,7 @@ fn none_missing(missing: &[impl Display], how: &str) -> Result<()> {
 /// Maximum number of missing samples that an error lists.
 const MOST_SHOWN: usize = 20;
 
+/// Deletes the samples that `select` returns for the current directory.
 fn delete_with(
     devices: &[Arc<dyn Device>],
     options: &EditOptions,
@@ -144,12 +147,17 @@ fn delete_with(
 
 /// An edit of an image in progress.
 pub(super) struct Edit {
+    /// The namespaces, in the image's order.
     pub(super) media: Media,
     pub(super) lease: Lease,
     pub(super) current: Current,
 }
 
 impl Edit {
+    /// Takes the lease, opens the current generation, and gives up the plan of an append to it.
+    ///
+    /// # Errors
+    /// `Busy`: an import is running. `Refused`: as for [`delete`]. Errors of reading and writing.
     pub(super) fn begin(devices: &[Arc<dyn Device>], options: &EditOptions) -> Result<Edit> {
         let media = in_image_order(&Media::new(devices.to_vec())?)?;
         let lease = Lease::take(&media, ImportOptions::default().lease)?;
@@ -158,18 +166,22 @@ impl Edit {
         Ok(Edit { media, lease, current })
     }
 
+    /// The generation that the edit makes.
     pub(super) fn next_generation(&self) -> Generation {
         Generation(self.current.directory.generation().0 + 1)
     }
 
+    /// The time stamp of the edit, in ns since 1970: now, but not before that of the current generation.
     pub(super) fn time_ns(&self) -> u64 {
         time_ns(None).max(self.current.directory.time_ns())
     }
 
+    /// The cells that the edit may write.
     pub(super) fn free_space(&self) -> Space {
         free_space(&self.media, self.current.directory.layout(), Some(&self.current))
     }
 
+    /// Commits `directory`, and returns the report of an edit of `samples` samples.
     fn commit(&self, directory: Directory, space: &mut Space, samples: u64) -> Result<EditReport> {
         let cell_bytes = directory.layout().cell_bytes();
         let freed_bytes = directory.freed().iter().map(|range| range.cells * cell_bytes).sum();

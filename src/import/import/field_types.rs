@@ -177,8 +177,8 @@ impl Typing {
     /// Replaces the files of the fields of a stream's sample by their elements.
     ///
     /// # Errors
-    /// The reason to reject the sample: the content of one of its files. The first sample determines types that
-    /// are not given.
+    /// The reason to reject the sample: the content of one of its files, or the lack of a file that would determine a
+    /// type. The first sample determines the types that are not given.
     pub(super) fn of_sample(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         for (field, bytes) in sample.fields.iter_mut().enumerate() {
             let Some(bytes) = bytes else { continue };
@@ -232,8 +232,8 @@ impl Kind {
     }
 }
 
-/// Returns whether a user's name `given` means this field. Names given with types are in lower case; those
-/// given with columns are not changed.
+/// Returns whether a user's name `given` means this field. Case is ignored: options have names in lower case, and
+/// columns of tables may have others.
 pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
     field.eq_ignore_ascii_case(given)
 }

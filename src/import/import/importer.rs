@@ -213,7 +213,8 @@ fn run(
     }
 }
 
-/// Inspects source and image, and decides what to write. The inner error: the report of an import that is complete.
+/// Inspects source and image, decides what to write, and prepares the media for it. The inner error: the report of an
+/// import that is complete.
 pub(super) fn prepare_import<'a>(
     mut source: Source,
     columns: Option<ColumnFile>,
@@ -225,7 +226,7 @@ pub(super) fn prepare_import<'a>(
     let index = source.index();
     options.check_classes(&index.classes)?;
     if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
-        columns.of_rows(index)?; // checks the values before `prepare` discards the image
+        columns.of_rows(index)?; // checks that a row names a sample, before `prepare` discards the image
     }
     let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
     let told = field_types::fingerprint(&options.field_types, &options.field_columns);
@@ -314,7 +315,7 @@ impl Import<'_> {
         }
     }
 
-    /// Sets the size of the part to the current number of rows of the source.
+    /// Sets the size of the part, and of its shuffle window if it has one, to the current number of rows of the source.
     ///
     /// # Errors
     /// `BadSource`: there are no rows.

@@ -47,7 +47,7 @@ impl Lease {
     /// Takes the lease of an image, for `limit` after each renewal. The image may be written from now on.
     ///
     /// # Errors
-    /// `Busy`: another importer is running.
+    /// `Busy`: another importer is running. Errors of reading and writing the block.
     pub(super) fn take(media: &Media, limit: Duration) -> Result<Lease> {
         let lost = Arc::new(AtomicBool::new(false));
         let media = media.clone();
@@ -73,7 +73,10 @@ impl Lease {
     }
 
     /// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces, so
-    /// that no part is written meanwhile.
+    /// that no part is written meanwhile. The lease of the image comes first.
+    ///
+    /// # Errors
+    /// As [`take`](Lease::take).
     pub(super) fn take_all(media: &Media, limit: Duration) -> Result<Vec<Lease>> {
         let alone = media.devices[1..].iter().map(|device| Media::new(vec![device.clone()]));
         let alone = alone.collect::<Result<Vec<_>>>()?;
@@ -229,7 +232,7 @@ impl Holder {
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return self,
             }
             let kept = if Fence::now() < self.until { self.renew() } else { self.claim_again() };
-            // A failed renewal may succeed next time. Meanwhile the fence refuses writes.
+            // A failed renewal may succeed next time. Once the lease has expired, the fence refuses writes.
             if let Ok(false) = kept {
                 self.channel.media.fence.close();
                 lost.store(true, Ordering::Release);

@@ -3,8 +3,9 @@
 //! Columns can also come from fields of the samples: see `of_fields.rs`, and `numbers.rs` for the
 //! bytes of their numbers.
 //!
-//! The file is read into memory and parsed twice: first for the types, then for the values. A row belongs to the
-//! sample that it names. Read `records.rs` for the syntax of the files.
+//! The file is read into memory and parsed in two passes: first for the types, then for the values. A pass over JSON
+//! Lines before these collects the keys. A row belongs to the sample that it names. Read `records.rs` for the syntax of
+//! the files.
 
 mod numbers;
 mod of_fields;
@@ -35,7 +36,7 @@ pub(super) struct ColumnFile {
     /// Hash of the bytes of the file.
     content: u64,
     columns: Vec<ColumnSpec>,
-    /// For each column, true if the user gave its type.
+    /// For each column, true if the user or its title gave the type.
     is_typed: Vec<bool>,
     table: ColumnTable,
     /// The row of each sample, by the sample's name.
@@ -96,7 +97,7 @@ impl ColumnFile {
         Ok(file)
     }
 
-    /// A hash of the file's content and of the columns chosen from it.
+    /// A hash of the file's content, of the column of names, and of the columns chosen.
     pub(super) fn fingerprint(&self) -> u64 {
         let taken = format!("{:?} {:?}", self.from.key, self.from.only);
         self.content.rotate_left(1) ^ xxh3_64(taken.as_bytes())
@@ -258,7 +259,8 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     Ok(ColumnFile { from: from.clone(), content, columns, is_typed, table, row_of })
 }
 
-/// The column of the samples' names.
+/// The index of the column with the samples' names: the one that the user chose, one with a title of [`KEYS`], or in a
+/// file without keys the first.
 fn key_of(
     from: &ColumnsFrom,
     names: &[(String, Option<ColumnType>)],
@@ -321,7 +323,8 @@ fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
     names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ")
 }
 
-/// The types of the columns, from their values; `None` for a column without values.
+/// The types of the chosen columns, from their values; `None` for a column without values, or whose type is given.
+/// Refuses lists and objects.
 fn types_of(
     records: &Records<'_>,
     chosen: &[ChosenColumn],

@@ -39,7 +39,7 @@ impl FieldColumns {
     /// column that `image` has keeps its type there.
     ///
     /// # Errors
-    /// `InvalidArgument`: a field does not exist, or a column's name or type does not fit.
+    /// `InvalidArgument`: a field does not exist, a column's name or type does not fit, or there are too many columns.
     pub(crate) fn new(
         given: &[FieldColumn],
         fields: &[Vec<u8>],

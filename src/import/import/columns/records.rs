@@ -228,7 +228,7 @@ fn behind_a_quote(text: &str) -> Option<usize> {
     None
 }
 
-/// The line number, from 1, of the first record at or after `at`.
+/// The line number, from 1, of the first record at or after `at`. Lines that end with a lone \r are not counted.
 fn line_at(text: &str, at: usize) -> usize {
     let rest = text.get(at..).unwrap_or_default().trim_start_matches(['\r', '\n']);
     text[..text.len() - rest.len()].matches('\n').count() + 1
@@ -277,7 +277,7 @@ impl Record<'_> {
         }
     }
 
-    /// The name of the record's sample, from the column at `at`.
+    /// The name of the record's sample, from the column at `at`, without a leading `./`.
     pub(super) fn key(&self, at: usize) -> Result<String, String> {
         let name = match self.cell(at) {
             Cell::Word(text) | Cell::Text(text) => text.to_owned(),

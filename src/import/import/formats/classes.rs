@@ -47,7 +47,7 @@ impl Classes {
     }
 
     /// Begins a file whose labels are in `column`. Each file may number the classes differently; a file without class
-    /// names uses the numbers of the previous file.
+    /// names uses the numbers of the previous file. Does nothing if labels are stored as they are.
     pub(super) fn begin_file(&mut self, column: &Column) {
         if !self.of_file.is_empty() && !column.classes.is_empty() {
             self.of_file = self.numbers(&column.classes);

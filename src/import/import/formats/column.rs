@@ -47,7 +47,8 @@ impl Column {
 }
 
 impl CellKind {
-    /// The kind for the values of both kinds, if there is one. It rejects values that it does not hold exactly.
+    /// The kind for the values of both kinds, if there is one. A value that this kind does not hold exactly makes its
+    /// row bad.
     pub(super) fn with(&self, other: &CellKind) -> Option<CellKind> {
         match (self, other) {
             (CellKind::Nothing, kind) | (kind, CellKind::Nothing) => Some(kind.clone()),

@@ -1,5 +1,5 @@
-//! A row file as input: a local file, or an object of a store. If the file is an index, it finds the files that it
-//! names beside it.
+//! A row file as input: a local file, or an object of a store. If the file is an index, [`Input::beside`] finds the
+//! files that the index names.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -43,8 +43,8 @@ pub(super) struct Input {
     pub(super) links: Links,
     /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,
-    /// For a reader of a part of the file: the offset at which it ends, unless the file is compressed. Nothing is
-    /// requested ahead.
+    /// For a reader of a part of the file, which requests nothing ahead from a store: the offset before which rows are
+    /// wanted, or `u64::MAX` if it is not known. `None`: the whole file is read.
     pub(super) part_end: Option<u64>,
     /// The number of rows that a reader of a part wants, if that is known.
     #[cfg_attr(not(feature = "formats"), allow(dead_code, reason = "for Parquet alone"))]
@@ -66,7 +66,7 @@ pub(super) struct InStore {
 
 impl Input {
     /// Reads the file from byte `begin` on; a shorter file has no more bytes. From a store, requests at most
-    /// `ahead_bytes` ahead, but at least one range; `None`: as many as the client's window allows.
+    /// `ahead_bytes` ahead, but at least one range; `None`: as many as the client's window allows, or for a part none.
     ///
     /// # Errors
     /// The file does not open.
@@ -173,7 +173,7 @@ impl Input {
     /// Checks that the store has not failed.
     ///
     /// # Errors
-    /// The store's failure.
+    /// The store's first failure, which is returned once.
     pub(super) fn check(&self) -> Result<()> {
         let failure = self.object.as_ref().and_then(|object| object.failure.lock().take());
         failure.map_or(Ok(()), Err)

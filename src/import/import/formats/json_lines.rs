@@ -20,8 +20,8 @@ use super::json::{Lines, Object, lines, number_of, parse, read_line, spelled, un
 use super::named_files::{
     FilesFrom, Line, MAX_LINES, Named, NamedFiles, NamedLine, name_in, read_file, with,
 };
-use super::row_reader::{OpenRows, RowError, RowReader};
 use super::survey::Survey;
+use super::{OpenRows, RowError, RowReader};
 use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;

@@ -20,11 +20,10 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
-use super::RowFile;
 use super::column::{Cells, Column};
 use super::input::Input;
-use super::row_reader::{OpenRows, RowError, RowReader};
 use super::tokens::column;
+use super::{OpenRows, RowError, RowFile, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;

@@ -14,8 +14,8 @@
 //!
 //! Rows are read front to back. A first pass reads JSON Lines, and shards with arrays, to find their types; in a store,
 //! it reads only the beginning of an object. `row_set.rs` combines the columns of all files, `column.rs` chooses their
-//! roles, and `rows.rs` makes samples of rows. Files are local, or objects of a store: `input.rs` opens both, and
-//! `binary/blocks.rs` reads an object at several places.
+//! roles, and `rows.rs` makes samples of rows, which a `RowReader` of each format reads. Files are local, or objects of
+//! a store: `input.rs` opens both, and `binary/blocks.rs` reads an object at several places.
 
 #[cfg(feature = "formats")]
 mod binary;
@@ -26,7 +26,6 @@ mod json;
 mod json_lines;
 mod megatron;
 mod named_files;
-mod row_reader;
 mod row_set;
 mod rows;
 mod survey;
@@ -38,11 +37,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use self::column::Column;
+use self::column::{Cells, Column};
 use self::input::{Failure, FoundPages, InStore, Input};
 use self::json_lines::JsonLines;
 use self::megatron::megatron_file;
-use self::row_reader::OpenRows;
 pub(crate) use self::row_set::RowSet;
 pub use self::rows::RowSource;
 #[cfg(feature = "tokens")]
@@ -52,7 +50,8 @@ use self::tokens::TokenFile;
 use crate::import::field_types::{FieldSpec, is_named, type_in_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
-use crate::import::sources::{FoundFile, SourceKind};
+use crate::import::sources::sample_stream::StreamPlace;
+use crate::import::sources::{BadReason, FoundFile, SourceKind};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::OriginsBuilder;
@@ -210,5 +209,58 @@ impl RowFile {
         let opened = (self.open)(&self.input, options, known);
         self.input.check()?;
         opened
+    }
+}
+
+/// The columns of a file, and the reader of its rows.
+type OpenRows = (Vec<Column>, Box<dyn RowReader>);
+
+/// Reads the rows of a file, front to back.
+trait RowReader {
+    /// Begins to read rows at `from`. Before, only the data that defines the columns was read.
+    ///
+    /// # Errors
+    /// The file cannot be read, or does not have its format.
+    fn begin(&mut self, from: StreamPlace) -> Result<()>;
+
+    /// The place of the next row, after `rows` rows of the file, in the form that this reader's [`begin`](Self::begin)
+    /// takes. In a file with batches, `offset` is the offset or the number of a batch.
+    fn place(&self, rows: u64) -> StreamPlace {
+        StreamPlace { left_out: rows, ..StreamPlace::default() }
+    }
+
+    /// Records again the objects that the rows up to byte `to` (`None`: all rows) name. `named` is the hash of the
+    /// objects that earlier files name; returns the hash with these objects added.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    fn recall(&mut self, _to: Option<u64>, named: u64) -> Result<u64> {
+        Ok(named)
+    }
+
+    /// The name that the last row read gives itself; `None`: rows have no names.
+    fn row_name(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Reads the next row into `cells`, one cell per column; `false` after the last row.
+    ///
+    /// # Errors
+    /// A defect of the row, or of the rest of the file.
+    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError>;
+}
+
+/// The reason why a row cannot be read.
+#[derive(Debug)]
+enum RowError {
+    /// The row is bad; the next one can be read.
+    Row(BadReason),
+    /// The row and the rest of the file cannot be read.
+    File(BadReason),
+}
+
+impl From<BadReason> for RowError {
+    fn from(reason: BadReason) -> RowError {
+        RowError::Row(reason)
     }
 }

@@ -10,10 +10,10 @@ use std::path::Path;
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::RowError;
 use super::column::Column;
 use super::input::{InStore, Input, LOOKING_UP};
 use super::json::Object;
-use super::row_reader::RowError;
 use crate::import::sources::beneath::Root;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::{self, push_origin};

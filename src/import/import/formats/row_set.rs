@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::RowFile;
 use super::classes::Classes;
 use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{FoundPages, LOOKING_UP};
-use super::row_reader::RowError;
+use super::{RowError, RowFile};
 use crate::import::field_types::{FieldSpec, is_named, type_in_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::sample_stream::StreamPlace;
@@ -95,7 +94,7 @@ impl RowSet {
         })
     }
 
-    /// Names of the fields, and the types that the files define.
+    /// Names and types of the fields.
     pub(crate) fn layout(&self) -> (Vec<Vec<u8>>, FieldTypes) {
         (self.fields.clone(), self.types.clone())
     }

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::RowFile;
 use super::classes::Classes;
 use super::column::{CellKind, Cells, Chosen, Column, places};
 use super::input::{Failure, Input};
-use super::row_reader::{RowError, RowReader};
 use super::row_set::RowSet;
+use super::{RowError, RowFile, RowReader};
 use crate::import::columns::{number, put_number};
 use crate::import::sources::expansion::{Expands, Expansion};
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};

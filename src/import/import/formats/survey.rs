@@ -59,7 +59,7 @@ impl Survey {
             columns[column] =
                 Column { files_of: Some(key.clone()), ..Column::new(name, CellKind::Bytes) };
         }
-        // Later lines may have them.
+        // Lines that were not surveyed may have these keys.
         for name in options.fields.iter().filter(|_| survey.is_part) {
             if position(name, &columns).is_none() {
                 columns.push(Column::new(name, CellKind::Nothing));

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tokenizers::{ModelWrapper, Tokenizer};
 
-use super::RowFile;
 use super::column::{CellKind, Cells, Column, no_column};
 use super::input::Input;
-use super::row_reader::{OpenRows, RowError, RowReader};
 use super::tokens::FIELD;
+use super::{OpenRows, RowError, RowFile, RowReader};
 use crate::import::columns::{Number, put_number};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;

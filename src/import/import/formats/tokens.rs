@@ -8,7 +8,7 @@ use std::io::{self, Read};
 
 use super::column::{CellKind, Cells, Column, is_float};
 use super::input::Input;
-use super::row_reader::{OpenRows, RowError, RowReader};
+use super::{OpenRows, RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::{self, Compression};

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, bounded};
 use super::arrays::BatchCells;
 use super::panics::guarded;
 use crate::import::formats::column::Cells;
-use crate::import::formats::row_reader::{RowError, RowReader};
+use crate::import::formats::{RowError, RowReader};
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::Result;
@@ -14,7 +14,8 @@ use dlfs_base::Result;
 /// A batch of rows.
 pub(super) struct Batch {
     pub(super) rows: RecordBatch,
-    /// The offset in the file from which a reader can begin with this batch; `None`: it cannot.
+    /// The `offset` of a place from which a reader begins with this batch: for Arrow's file format the number of the
+    /// batch, for its stream format an offset in bytes. `None`: no reader begins here.
     pub(super) at: Option<u64>,
 }
 
@@ -57,9 +58,10 @@ pub(super) struct AheadRows {
     batch: Option<BatchCells>,
     /// The place of the next row.
     next: StreamPlace,
-    /// Number of rows to skip before the next row.
+    /// Number of rows to skip before the next row is returned.
     unwanted: u64,
-    /// The first row and the offset of each row group, if places are rows of these.
+    /// The first row and the offset in bytes of each row group, ascending. If there are any, the place of a row is the
+    /// offset of its group and the number of earlier rows in the group.
     pub(super) groups: Vec<(u64, u64)>,
 }
 

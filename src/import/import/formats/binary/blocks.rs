@@ -39,7 +39,7 @@ struct Cache {
     blocks: VecDeque<(usize, Block)>,
     /// Limit of the bytes of the cached blocks.
     most_bytes: u64,
-    /// Bytes to request ahead of the block that is read, but always one block.
+    /// Bytes to request ahead of the block that is read, but at least one block.
     ahead_bytes: u64,
 }
 
@@ -65,14 +65,15 @@ impl Blocks {
         blocks
     }
 
-    /// Requests many bytes ahead of the one place that is read from now on.
+    /// From now on, requests many bytes ahead: the caller reads front to back, at one place.
     pub(super) fn read_ahead(&self) {
         let window = self.of.client.window_bytes();
         self.cache.lock().ahead_bytes = share(window, 1, 0).min(MOST_AHEAD_BYTES);
     }
 
-    /// Plans to read `ranges`. They belong to `columns` columns, which are read in turn: `at_once` bytes of all columns
-    /// together, before the bytes that follow. Ranges with few bytes between them are requested together.
+    /// Plans to read `ranges`, those of row groups that are read one after the other, each column of a group in turn.
+    /// `columns`: the most columns of a group. `at_once`: the most bytes of a group. Ranges with few bytes between them
+    /// are requested together.
     pub(super) fn plan(&self, ranges: Vec<Range<u64>>, columns: usize, at_once: u64) {
         let window = self.of.client.window_bytes();
         let ahead = share(window, columns, at_once);

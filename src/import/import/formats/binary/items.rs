@@ -20,7 +20,7 @@ use super::hashes::Stated;
 use super::leaf_form::{ArrayHeader, LeafForm};
 use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
 use crate::import::formats::input::{Input, LOOKING_UP};
-use crate::import::formats::row_reader::{OpenRows, RowError, RowReader};
+use crate::import::formats::{OpenRows, RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::Compression;
@@ -65,8 +65,9 @@ pub(super) enum LeafLen {
 }
 
 impl ItemFormat {
-    /// The format of the shards `inputs`. If `options` select a column of arrays, reads shards to find the types of
-    /// arrays: all local shards, or the beginning of the first shard in a store.
+    /// The format of the shards `inputs`. `may_be_arrow`: looks into the first shard, which may hold an Arrow file. If
+    /// `options` select a column of arrays, reads shards to find the types of arrays: all local shards, or the
+    /// beginning of the first shard in a store.
     ///
     /// # Errors
     /// A shard does not open.
@@ -104,8 +105,8 @@ impl ItemFormat {
     }
 
     /// Finds the kind of the arrays in each column of a shard; `Nothing` for a column without arrays. The kind is
-    /// bytes if arrays differ in more than the first dimension, or dlfs lacks their type. A bad item is reported when
-    /// it is read as a row.
+    /// bytes if arrays differ in more than the first dimension, or no type of a field has their shape. A bad item is
+    /// reported when it is read as a row.
     fn arrays(&self, input: &Input) -> Result<Vec<CellKind>> {
         let mut kinds = vec![CellKind::Nothing; self.leaves.len()];
         let is_whole = input.object.is_none();
@@ -179,7 +180,7 @@ fn type_of(header: &ArrayHeader) -> Option<FieldType> {
     FieldType::new(header.element, is_free, dims).ok()
 }
 
-/// Combines the kinds of two arrays: if they differ, arrays keep their headers and are bytes.
+/// Combines the kinds of two arrays: if they differ, arrays become `.npy` files, which are bytes.
 fn unite(all: &mut CellKind, found: CellKind) {
     if *all == CellKind::Nothing {
         *all = found;
@@ -211,8 +212,8 @@ fn check(header: &ArrayHeader, kind: &CellKind, len: usize, name: &str) -> Resul
     Err(BadReason::field(name, what))
 }
 
-/// The table of offsets of a shard, once a part of the shard was read; `None`: the shard is compressed, so that they
-/// are not offsets in the file.
+/// The table of offsets of a shard, set when the first reader of a part of the shard begins. `None`: the shard is
+/// compressed, so its table has no offsets in the file.
 pub(super) type Table = Arc<OnceLock<Option<Vec<u32>>>>;
 
 /// The items of one shard.
@@ -277,7 +278,7 @@ impl RowReader for ItemRows {
         if self.input.part_end.is_some() {
             self.shard = self.part(first)?;
         } else {
-            // Hashes are of the whole shard. One that is read in parts was read whole before.
+            // Hashes are of the whole shard, so a reader of a part cannot check them.
             self.stated.check(&self.input)?;
         }
         if self.shard.is_none() {
@@ -440,7 +441,7 @@ fn no_table(error: io::Error, input: &Input) -> Error {
     }
 }
 
-/// Bytes that are read at once to find the table of offsets: those of 16,383 items.
+/// Bytes that are read at once to find the table of offsets: that of 16,382 items.
 const TABLE_BYTES: u64 = 64 << 10;
 /// Bytes of a shard in a store that are read to find the types of its arrays.
 const LOOKED_AT_BYTES: u64 = 256 << 10;

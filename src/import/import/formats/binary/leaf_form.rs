@@ -1,5 +1,7 @@
 //! The bytes of a column in an item of MDS or LitData: plain values, or an array behind a header.
 
+use std::str::FromStr;
+
 use crate::import::formats::column::CellKind;
 use crate::import::sources::BadReason;
 use dlfs_format::format::field_type::{Element, FieldType};
@@ -34,6 +36,19 @@ pub(super) struct ArrayHeader {
 }
 
 impl LeafForm {
+    /// Plain bytes.
+    pub(super) const BYTES: LeafForm = LeafForm::Is(CellKind::Bytes);
+
+    /// Plain numbers of the type with this name.
+    pub(super) fn scalar(element: &str) -> LeafForm {
+        LeafForm::elements(FieldType::from_str(element).ok())
+    }
+
+    /// Plain values of this type; bytes if there is none.
+    pub(super) fn elements(kind: Option<FieldType>) -> LeafForm {
+        kind.map_or(LeafForm::BYTES, |kind| LeafForm::Is(CellKind::Elements(kind)))
+    }
+
     /// The kind of the values; `Nothing` if it is known only from values.
     pub(super) fn known(&self) -> CellKind {
         match self {

@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::hashes::Stated;
-use super::indexes::{BYTES, read, row_file, scalar};
 use super::items::{ItemFormat, Leaf, LeafLen};
 use super::leaf_form::{LeafForm, numpy_element, torch_element};
+use super::{parse_index, shard_file};
 use crate::import::formats::RowFile;
 use crate::import::formats::input::Input;
 use crate::import::options::RowOptions;
@@ -53,7 +53,7 @@ pub(super) fn litdata(
     index_name: &[u8],
     options: &RowOptions,
 ) -> Result<Vec<RowFile>> {
-    let LitIndex { chunks, config } = read(index, "LitData's chunks")?;
+    let LitIndex { chunks, config } = parse_index(index, "LitData's chunks")?;
     let leaves = config.leaves().map_err(|what| index.bad(what))?;
     let names = chunks.iter().map(|chunk| vec![chunk.filename.clone().into()]);
     let found = index.beside(names.collect())?;
@@ -61,7 +61,7 @@ pub(super) fn litdata(
     let format = Arc::new(ItemFormat::new(leaves, &inputs, true, options)?);
     let file = |(chunk, input): (LitChunk, Input)| {
         let stated = Stated { items: chunk.chunk_size, ..Stated::default() };
-        row_file(index_name, &chunk.filename, input, format.clone(), stated)
+        shard_file(index_name, &chunk.filename, input, format.clone(), stated)
     };
     Ok(chunks.into_iter().zip(inputs).map(file).collect())
 }
@@ -104,19 +104,21 @@ fn lit_form(format: &str) -> LeafForm {
     let (name, more) = format.split_once(':').unwrap_or((format, ""));
     let number = more.parse().ok();
     match name {
-        "int" => scalar("i64"),
-        "float" => scalar("f64"),
-        "bool" => scalar("bool"),
+        "int" => LeafForm::scalar("i64"),
+        "float" => LeafForm::scalar("f64"),
+        "bool" => LeafForm::scalar("bool"),
         "numpy" => LeafForm::Numpy,
         "tensor" => LeafForm::Tensor,
-        "no_header_numpy" => number.and_then(numpy_element).map_or(BYTES, LeafForm::Bare),
-        "no_header_tensor" => number.and_then(torch_element).map_or(BYTES, LeafForm::Bare),
+        "no_header_numpy" => number.and_then(numpy_element).map_or(LeafForm::BYTES, LeafForm::Bare),
+        "no_header_tensor" => {
+            number.and_then(torch_element).map_or(LeafForm::BYTES, LeafForm::Bare)
+        }
         // Strings, pictures, sounds and pickles stay bytes.
-        _ => BYTES,
+        _ => LeafForm::BYTES,
     }
 }
 
-/// The names of the leaves of a tree: keys and indices from the root, joined by dots.
+/// The names of the leaves of a tree: keys and indices from the root, joined by dots; `data` if the root is a leaf.
 ///
 /// The tree is PyTorch's `treespec_dumps`: a version, and nodes with a type, a context and children.
 fn names(spec: &str) -> Result<Vec<String>, String> {

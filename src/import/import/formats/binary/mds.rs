@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::hashes::Stated;
-use super::indexes::{BYTES, elements, read, row_file, scalar};
 use super::items::{ItemFormat, Leaf, LeafLen};
 use super::leaf_form::LeafForm;
+use super::{parse_index, shard_file};
 use crate::import::formats::RowFile;
 use crate::import::formats::column::CellKind;
 use crate::import::formats::input::Input;
@@ -61,7 +61,7 @@ struct MdsFile {
 /// # Errors
 /// The index cannot be read, or has shards of another format or version.
 pub(super) fn mds(index: &Input, index_name: &[u8], options: &RowOptions) -> Result<Vec<RowFile>> {
-    let MdsIndex { version, shards } = read(index, "MDS shards")?;
+    let MdsIndex { version, shards } = parse_index(index, "MDS shards")?;
     if version != 2 {
         return Err(index.bad(format!("the index has version {version}, and dlfs reads 2")));
     }
@@ -102,7 +102,7 @@ pub(super) fn mds(index: &Input, index_name: &[u8], options: &RowOptions) -> Res
     };
     let formats = layouts.iter().map(format).collect::<Result<Vec<_>>>()?;
     let file = |(layout, name, input, stated): (usize, String, Input, Stated)| {
-        row_file(index_name, &name, input, formats[layout].clone(), stated)
+        shard_file(index_name, &name, input, formats[layout].clone(), stated)
     };
     Ok(files.into_iter().map(file).collect())
 }
@@ -140,21 +140,23 @@ impl MdsLayout {
 fn mds_form(encoding: &str) -> LeafForm {
     let (name, more) = encoding.split_once(':').unwrap_or((encoding, ""));
     match name {
-        "int" => scalar("i64"),
+        "int" => LeafForm::scalar("i64"),
         "ndarray" => {
             let (element, shape) = more.split_once(':').unwrap_or((more, ""));
             match Element::named(element) {
                 Some(element) if !shape.is_empty() => {
                     let dims = shape.split(',').map(|dim| dim.parse().ok());
                     let dims = dims.collect::<Option<Vec<u32>>>();
-                    elements(dims.and_then(|dims| FieldType::new(element, false, dims).ok()))
+                    LeafForm::elements(
+                        dims.and_then(|dims| FieldType::new(element, false, dims).ok()),
+                    )
                 }
                 of => LeafForm::Mds(of),
             }
         }
-        _ if more.is_empty() && Element::named(name).is_some() => scalar(name),
+        _ if more.is_empty() && Element::named(name).is_some() => LeafForm::scalar(name),
         // Strings, pictures, JSON and pickles stay bytes.
-        _ => BYTES,
+        _ => LeafForm::BYTES,
     }
 }
 

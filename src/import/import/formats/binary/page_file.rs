@@ -115,7 +115,8 @@ pub(super) fn no_page(error: Error) -> ParquetError {
 
 /// Shorter pages use the allocator, which keeps memory of such lengths itself.
 const LEAST_BYTES: usize = 128 << 10;
-/// The bytes of one shuffle window, whose pages are dropped at about the same time.
+/// Limit of the kept buffers. A shuffle window of a stream has as many bytes, whose pages are dropped at about the same
+/// time.
 const MOST_KEPT_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

@@ -34,7 +34,8 @@ pub(super) struct StatedPages<F> {
     /// Set if an offset index says where the pages are. A header is then read together with its page's data, and
     /// otherwise alone.
     pub(super) is_indexed: bool,
-    /// Receives offset and number of values of each data page whose header is read; `None`: they are not needed.
+    /// Receives offset and number of values of the data pages whose headers are read alone, up to [`MOST_PAGES`];
+    /// `None`: they are not needed.
     pub(super) found: Option<FoundPages>,
 }
 

@@ -28,9 +28,9 @@ use super::blocks::Blocks;
 use super::page_file::PageFile;
 use super::page_headers::StatedPages;
 use super::panics::guarded;
+use crate::import::formats::OpenRows;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{InStore, Input};
-use crate::import::formats::row_reader::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::sample_stream::StreamPlace;
@@ -60,12 +60,12 @@ pub(super) fn open(input: &Input, options: &RowOptions, footer: &Footer) -> Resu
     }
 }
 
-/// The footer of an object, kept for its next opening while there is room.
+/// The footer of an object, kept for its next opening if there is room.
 #[derive(Default)]
 pub(super) struct Footer(OnceLock<Bytes>);
 
 impl Footer {
-    /// Opens the object, whose footer is requested once.
+    /// Opens the object: requests its last bytes, unless the footer was kept.
     fn blocks(&self, of: &InStore, expansion: &Expansion) -> io::Result<Blocks> {
         let blocks = |end| Blocks::new(of.clone(), expansion.clone(), end);
         if let Some(end) = self.0.get() {
@@ -216,7 +216,7 @@ fn wanted(
     Ok(wanted)
 }
 
-/// The first row and the first byte of each row group that has rows; none if they do not follow one another.
+/// The first row and the first byte of each row group that has rows; empty if the groups' bytes do not ascend.
 fn groups(metadata: &ParquetMetaData) -> Vec<(u64, u64)> {
     let mut groups = Vec::new();
     let mut first = 0_u64;
@@ -373,7 +373,7 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
                 !self.read.leaf_included(leaf) || index.page_locations(of.group, leaf).is_some()
             })
         });
-        // Parts are read of long row groups alone.
+        // Only long row groups are read in parts, so pages of others need not be known.
         from.found = from.found.filter(|_| {
             metadata.metadata().row_group(of.group).total_byte_size() >= LONG_GROUP_BYTES
         });

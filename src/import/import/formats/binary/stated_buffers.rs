@@ -38,7 +38,7 @@ struct Body {
     at: u64,
     /// Length in bytes.
     len: u64,
-    /// Offsets of the buffers that were not reached yet, in descending order.
+    /// Offsets of the compressed buffers that were not reached yet, in descending order.
     begins: Vec<u64>,
     /// The bytes read so far of the next buffer's stated length.
     stated: Vec<u8>,
