@@ -1,10 +1,10 @@
-//! Memory that a device reads and writes too, with the address by which the device knows it.
+//! Memory that this process and a device both read and write, with the address by which the device knows it.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Memory that the device writes too, as words.
+/// Memory as words, which the device may write at any time.
 pub type Words = Arc<dyn AsRef<[AtomicU32]> + Send + Sync>;
 
 /// A part of [`Words`], with the address by which the device knows it.
@@ -45,7 +45,7 @@ impl Area {
         self.address
     }
 
-    /// Copies its first bytes into `bytes`.
+    /// Fills `bytes`, which is no longer than this area, with its first bytes.
     pub fn read(&self, bytes: &mut [u8]) {
         for (word, bytes) in self.words().iter().zip(bytes.chunks_mut(4)) {
             let word = u32::from_le(word.load(Ordering::Acquire));
@@ -53,7 +53,8 @@ impl Area {
         }
     }
 
-    /// Stores `bytes`, whole words, from the byte `at` on.
+    /// Stores `bytes`, whole words, from the byte `at` on, a multiple of 4. The next write of a register makes them
+    /// visible to the device.
     pub fn write(&self, at: usize, bytes: &[u8]) {
         let words = &self.words()[at / 4..][..bytes.len() / 4];
         for (word, bytes) in words.iter().zip(bytes.chunks_exact(4)) {
@@ -62,7 +63,7 @@ impl Area {
         }
     }
 
-    /// The little-endian word at the byte `at`.
+    /// The little-endian word at the byte `at`, a multiple of 4, before all later reads.
     pub fn load(&self, at: usize) -> u32 {
         u32::from_le(self.words()[at / 4].load(Ordering::Acquire))
     }

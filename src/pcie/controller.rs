@@ -1,9 +1,9 @@
 //! A controller from its reset to its shutdown: registers, the admin queue, Identify, and the list of I/O queues.
 //!
-//! Each call blocks until it is done: a reset at most for the time that the controller states, an admin command at most
-//! for [`Settings::limit`]. Waits use a [`Clock`], so tests decide how time passes and when the device acts. After an
-//! admin command has timed out, no other is sent until [`Controller::restart`]: its completion and its data may still
-//! arrive.
+//! Each call but [`Controller::abort`] blocks until it is done: each step of a reset at most for the time that the
+//! controller states, an admin command at most for [`Settings::limit`]. Waits use a [`Clock`], so tests decide how time
+//! passes and when the device acts. After an admin command has timed out, no other is sent until
+//! [`Controller::restart`]: its completion and its data may still arrive.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Settings {
     pub limit: Duration,
 }
 
-/// A controller that is enabled, unless a call has failed.
+/// A controller that is enabled, unless a call has failed or has shut it down.
 pub struct Controller {
     registers: Arc<dyn Registers>,
     clock: Arc<dyn Clock>,
@@ -53,7 +53,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// The memory for the queues of a controller with these settings.
+    /// The bytes of memory for the queues and Identify data of a controller with these settings.
     pub fn area_bytes(settings: &Settings) -> usize {
         let io = usize::from(settings.queues) * area_bytes(settings.entries);
         area_bytes(ADMIN_ENTRIES) + PAGE_LEN as usize + io
@@ -335,7 +335,8 @@ impl Controller {
         self.await_status("shutting down", Csts::is_shut_down)
     }
 
-    /// Runs an admin command to its end; returns dword 0 of the completion.
+    /// Runs an admin command to its end; returns dword 0 of the completion. Fails at once if an earlier command has
+    /// timed out.
     fn run(&mut self, step: &'static str, sqe: Sqe, data: Option<Span>) -> Result<u32, Fault> {
         let limit = self.settings.limit;
         let late = Fault::TimedOut { step, limit };

@@ -35,7 +35,7 @@ pub struct Ended {
     pub result: u32,
 }
 
-/// A queue; `T` is the caller's part of each command.
+/// A queue; `T` is the caller's job behind each command.
 pub struct Queue<T> {
     qid: u16,
     entries: u16,
@@ -260,7 +260,8 @@ impl<T> Queue<T> {
         Some(command.job)
     }
 
-    /// A command that has had no answer for `limit`, or none since it was to be aborted.
+    /// A command that has had no answer for `limit`, counted from its submission or from the request to abort it.
+    /// Commands that were to be aborted come first. `None`: no command is overdue.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Option<Overdue> {
         let all_late = self.slots.iter().zip(0..).filter_map(|(slot, index)| {
             let command = slot.command.as_ref()?;

@@ -53,7 +53,8 @@ pub trait Bus: Registers {
     /// As [`Bus::map`].
     fn unmap(&self, memory: &DmaRegion) -> Result<(), Fault>;
 
-    /// Returns whether the machine wants the device back, since it is unplugged or gets another driver.
+    /// Returns whether the machine wants the device back, since it is unplugged or gets another driver. A request is
+    /// reported once.
     fn is_wanted_back(&self) -> bool {
         false
     }

@@ -38,8 +38,8 @@ pub struct VfioUser {
     link: Mutex<Link>,
     /// The length of the registers in bytes.
     registers_len: u64,
-    /// Parts of the registers that are mapped.
-    windows: Vec<Window>,
+    /// The registers that are mapped.
+    mapped: Vec<MappedRegisters>,
 }
 
 /// The socket. After a failure nothing else is sent: a late reply would be taken for another message's.
@@ -48,12 +48,12 @@ struct Link {
     /// The number of the last message.
     id: u16,
     is_broken: bool,
-    /// The time that a message has for its reply.
+    /// The timeout of each read and write of the socket.
     limit: Duration,
 }
 
-/// Mapped registers from `start` on.
-struct Window {
+/// Mapped registers, from the offset `start` on.
+struct MappedRegisters {
     start: u64,
     memory: FileMemory,
 }
@@ -80,16 +80,17 @@ impl VfioUser {
         stream.set_write_timeout(Some(limit)).map_err(failed)?;
         let mut link = Link { stream, id: 0, is_broken: false, limit };
         link.negotiate_version()?;
-        let (registers_len, windows) = link.registers()?;
+        let (registers_len, mapped) = link.registers()?;
         link.enable_bus_master()?;
-        Ok(VfioUser { link: Mutex::new(link), registers_len, windows })
+        Ok(VfioUser { link: Mutex::new(link), registers_len, mapped })
     }
 
-    /// The mapped word at `offset` of the registers.
-    fn window(&self, offset: u32) -> Option<(&FileMemory, usize)> {
-        self.windows.iter().find_map(|window| {
-            let at = u64::from(offset).checked_sub(window.start)? as usize;
-            (at + 4 <= window.memory.len()).then_some((&window.memory, at / 4))
+    /// The mapped memory that has the register at `offset`, and the index of the register's word there. `None`: it is
+    /// accessed by messages.
+    fn mapped_word(&self, offset: u32) -> Option<(&FileMemory, usize)> {
+        self.mapped.iter().find_map(|MappedRegisters { start, memory }| {
+            let at = u64::from(offset).checked_sub(*start)? as usize;
+            (at + 4 <= memory.len()).then_some((memory, at / 4))
         })
     }
 
@@ -105,7 +106,7 @@ impl VfioUser {
 impl Registers for VfioUser {
     fn read32(&self, offset: u32) -> Result<u32, Fault> {
         self.check_offset(offset)?;
-        if let Some((memory, word)) = self.window(offset) {
+        if let Some((memory, word)) = self.mapped_word(offset) {
             return Ok(u32::from_le(memory.as_ref()[word].load(Ordering::Acquire)));
         }
         self.link.lock().read32(REGISTERS, offset)
@@ -113,7 +114,7 @@ impl Registers for VfioUser {
 
     fn write32(&self, offset: u32, value: u32) -> Result<(), Fault> {
         self.check_offset(offset)?;
-        if let Some((memory, word)) = self.window(offset) {
+        if let Some((memory, word)) = self.mapped_word(offset) {
             memory.as_ref()[word].store(value.to_le(), Ordering::Release);
             return Ok(());
         }
@@ -148,8 +149,8 @@ impl Link {
         }
     }
 
-    /// The length of the registers, and the parts of them that the device lets others map.
-    fn registers(&mut self) -> Result<(u64, Vec<Window>), Fault> {
+    /// The length of the registers, and those that the device lets others map.
+    fn registers(&mut self) -> Result<(u64, Vec<MappedRegisters>), Fault> {
         let step = "asking for the registers' place";
         let body = message(&[REGION_INFO_MOST, 0, REGISTERS, 0], &[0, 0]);
         let Reply { body, mut files } = self.ask(step, DEVICE_GET_REGION_INFO, &body, &[])?;
@@ -166,16 +167,16 @@ impl Link {
                 if flags & HAS_CAPABILITIES != 0 { sparse_areas(&info)? } else { vec![(0, len)] };
         }
         let file = files.pop();
-        let mut windows = Vec::new();
+        let mut mapped = Vec::new();
         for (start, len) in areas {
             let Some(Ok(file)) = file.as_ref().map(OwnedFd::try_clone) else { break };
             let offset = file_offset.saturating_add(start);
             // Registers that cannot be mapped are accessed by messages.
             if let Ok(memory) = FileMemory::open(file, offset, len as usize) {
-                windows.push(Window { start, memory });
+                mapped.push(MappedRegisters { start, memory });
             }
         }
-        Ok((len, windows))
+        Ok((len, mapped))
     }
 
     /// Lets the device access memory, and switches its interrupt line off, by its PCI command register.
