@@ -11,9 +11,11 @@ use dlfs_base::permutation::{Key, Permutation};
 /// Packs windows, and reuses its memory.
 #[derive(Debug, Clone)]
 pub(crate) struct BestFit {
+    /// Tokens of a row.
     capacity: u32,
     rooms: Rooms,
-    /// For each document that does not fill its last row, the room beside it and its index in the window.
+    /// For each document that does not fill its last row, the room beside it in the upper 32 bits, and its index in the
+    /// window in the lower ones.
     rests: Vec<u64>,
     /// The last document of each row that is not full by one piece.
     last: Vec<u32>,
@@ -22,8 +24,9 @@ pub(crate) struct BestFit {
 /// The rows of a window. They are numbered in the order in which they were opened.
 #[derive(Debug, Clone)]
 pub(crate) struct Fitted {
+    /// Tokens of a row.
     capacity: u32,
-    /// The documents that have pieces of whole rows, and the number of the first of these rows.
+    /// For each document that has pieces of whole rows, the number of the first of these rows, and the document.
     whole: Vec<(u64, u32)>,
     /// The number of rows that are full by one piece.
     num_whole: u64,
@@ -40,7 +43,8 @@ impl BestFit {
         BestFit { capacity: 0, rooms: Rooms::new(1), rests: Vec::new(), last: Vec::new() }
     }
 
-    /// Replaces `fitted` with the rows of documents of these tokens, in the order by `key`.
+    /// Replaces `fitted` with rows of `capacity` tokens, in the order by `key`. `tokens`: the number of tokens of each
+    /// document.
     pub(crate) fn pack(&mut self, capacity: u32, key: Key, tokens: &[u32], fitted: &mut Fitted) {
         if capacity != self.capacity {
             self.capacity = capacity;
@@ -115,7 +119,8 @@ impl Fitted {
         self.num_whole + self.first.len() as u64
     }
 
-    /// Passes the parts of a row to `put`: document, first token and number of tokens.
+    /// Passes the segments of a row to `put`: document, first token and number of tokens. `tokens`: as for
+    /// [`BestFit::pack`].
     pub(crate) fn each(&self, row: u64, tokens: &[u32], mut put: impl FnMut(u32, u32, u32)) {
         let opened = self.shuffle.forward(row);
         if opened < self.num_whole {

@@ -15,9 +15,9 @@ pub struct Columns {
     cp_size: u32,
     /// The number of inputs of a chunk.
     chunk: u32,
-    /// The first column of each chunk.
+    /// The first column of each chunk; the second one counts only if there are two.
     starts: [u32; 2],
-    /// 1, or 2 for the parts of a zigzag.
+    /// 1, or 2 with zigzag.
     num_chunks: usize,
 }
 
@@ -36,12 +36,12 @@ impl Columns {
         Columns { seq_len, cp_rank: 0, cp_size: 1, chunk: seq_len, starts: [0; 2], num_chunks: 1 }
     }
 
-    /// The columns of rank `cp_rank` of `cp_size` context-parallel ranks: its part of the inputs, or, with `zigzag`,
-    /// parts `cp_rank` and `2 * cp_size - 1 - cp_rank` of twice as many, which gives ranks equal work under a causal
-    /// mask.
+    /// The columns of rank `cp_rank` of `cp_size` context-parallel ranks. The inputs are cut into `cp_size` equal
+    /// chunks, of which the rank has number `cp_rank`. With `zigzag` they are cut into twice as many, of which the rank
+    /// has numbers `cp_rank` and `2 * cp_size - 1 - cp_rank`: this gives ranks equal work under a causal mask.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such rank, or the inputs have no such parts.
+    /// `InvalidArgument`: there is no such rank, or the inputs cannot be cut into equal chunks.
     pub fn slice(seq_len: u32, cp_rank: u32, cp_size: u32, zigzag: bool) -> Result<Columns> {
         if cp_rank >= cp_size {
             let text = format!("there is no context-parallel rank {cp_rank}: cp_size is {cp_size}");
@@ -102,7 +102,7 @@ impl Columns {
         self.num_chunks * self.chunk_len()
     }
 
-    /// Returns whether rows are whole.
+    /// Returns whether these are all columns of a row.
     pub(crate) fn is_all(&self) -> bool {
         self.chunk == self.seq_len
     }

@@ -72,7 +72,7 @@ pub struct RowDeal<T> {
     place: Option<RowPlace>,
     /// The next global batch begins at this row, or later if a phase begins first and rows are dropped.
     from: u64,
-    /// The number of batches of that global batch that the ranks of the shard have taken.
+    /// The number of batches of the next global batch that ranks of the shard have taken already.
     taken: u64,
 }
 
@@ -308,7 +308,7 @@ impl<T: Copy> Packer<T> {
 
     /// The place from which packing finds `row` again; `None`: the row is not known, or not kept.
     pub(crate) fn place_of(&self, row: u64) -> Option<RowPlace> {
-        let check = 0; // set by `State`
+        let check = 0; // `dlfs_order::order::State` sets it when it stores the place
         match &self.rows {
             Rows::Line(line) => {
                 let (position, tokens) = line.find(self.phases.tokens_before(row))?;

@@ -1,7 +1,7 @@
 //! Writes the tokens of a layout into arrays, with the segment, position, sample and loss mask of each token.
 //!
-//! A segment is one copy for each array: tokens of the array's own width are copied as they are, others are widened by
-//! a loop without branches. Their values are checked before, in a pass of its own, only if they could be too large.
+//! The tokens of a segment are converted to the array's type by a loop without branches. A separate pass before it
+//! checks their values, only if they could be too large for the array or the vocabulary.
 
 use std::ops::Range;
 
@@ -79,11 +79,11 @@ pub struct Arrays<'a> {
 pub struct FillRules {
     /// The rule by which documents were packed.
     pub pack: Pack,
-    /// The token behind the last one of each document.
+    /// The token behind the last one of each document. `None`: documents are not separated.
     pub separator: Option<u32>,
     /// The token of padding.
     pub pad: u32,
-    /// The number of tokens: all are below it.
+    /// The number of tokens that exist; all are below it. `None`: it is not known, and not checked.
     pub vocabulary: Option<u32>,
 }
 

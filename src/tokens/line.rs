@@ -57,7 +57,8 @@ impl<T: Copy> Line<T> {
         }
     }
 
-    /// The position of the document that has token `at`, which is kept, and the number of its first token.
+    /// The position of the document that has token `at`, and the number of that document's first token. `None`: token
+    /// `at` is not known yet, or its document is not kept.
     pub(crate) fn find(&self, at: u64) -> Option<(u64, u64)> {
         let placed = self.placed.get(self.index_of(at)?)?;
         (at < self.len).then_some((placed.position, placed.start))
