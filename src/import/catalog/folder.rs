@@ -14,6 +14,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -203,7 +204,10 @@ impl Store for FolderStore {
     fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()> {
         let folder = self.make_folder(name)?;
         let written = match index {
-            Some(index) => replace(&folder, INDEX, &encode(index)?),
+            // Replaces the file atomically; a symbolic link of that name is replaced, not followed.
+            Some(index) => write_draft(&folder, &encode(index)?, |draft, _| {
+                Ok(fs::renameat(&folder, draft, &folder, INDEX)?)
+            }),
             None => match fs::unlinkat(&folder, INDEX, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(io::Error::from(errno).into()),
@@ -227,20 +231,14 @@ fn create_new(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<bool> {
             Ok(()) => Ok(true),
             // If NFS loses the answer to a link request, it sends the request again, which fails
             // with EEXIST. The draft then has two links.
-            Err(_) if has_two_links(file) => Ok(true),
+            Err(_) if file.metadata().is_ok_and(|found| found.nlink() == 2) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     })
 }
 
-/// Replaces the content of the file `name` by `bytes`, atomically and durably. A symbolic link of
-/// that name is replaced, not followed.
-fn replace(folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<()> {
-    write_draft(folder, bytes, |draft, _| Ok(fs::renameat(folder, draft, folder, name)?))
-}
-
-/// Writes `bytes` to a draft, lets `place` give it its final name, and removes the draft's name.
+/// Writes `bytes` to a draft, lets `place` give it its final name, durably, and removes the draft's name.
 fn write_draft<T>(
     folder: &OwnedFd,
     bytes: &[u8],
@@ -259,11 +257,6 @@ fn write_draft<T>(
     let written = write();
     let _ = fs::unlinkat(folder, &draft, AtFlags::empty()); // a draft that stays is ignored
     Ok(written?)
-}
-
-fn has_two_links(file: &File) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    file.metadata().is_ok_and(|found| found.nlink() == 2)
 }
 
 fn folder_of(log: &Log) -> String {

@@ -223,11 +223,13 @@ impl<'a> ChunkStream<'a> {
         let finished = chunk.finish(location);
         self.collect(&finished.header)?;
         let offset = self.begin_put(location)?;
-        if self.is_there(location, offset, finished.bytes())? {
+        let namespace = location.namespace;
+        if self.state.resumed && self.writes.is_there(namespace, offset, finished.bytes())? {
+            self.found += 1;
             self.writes.spare_bufs.push(finished.buf);
             return Ok(());
         }
-        let header = self.writes.write_chunk(location.namespace, offset, finished)?;
+        let header = self.writes.write_chunk(namespace, offset, finished)?;
         self.close(header.head())
     }
 
@@ -320,14 +322,6 @@ impl<'a> ChunkStream<'a> {
         Ok(self.state.journal.layout.offset_of(location.cell)?)
     }
 
-    /// Returns whether a resumed import finds these bytes, a whole chunk, on the media.
-    fn is_there(&mut self, location: ChunkLocation, offset: u64, bytes: &[u8]) -> Result<bool> {
-        let is_there =
-            self.state.resumed && self.writes.is_there(location.namespace, offset, bytes)?;
-        self.found += u64::from(is_there);
-        Ok(is_there)
-    }
-
     /// Registers a chunk whose write was started, and waits while too many writes are in flight. A lost connection ends
     /// the import, since the samples of lost chunks cannot be read from the stream again. A resumed import opens the
     /// stream anew, and compares what it reads with the media.
@@ -338,12 +332,7 @@ impl<'a> ChunkStream<'a> {
             self.unflushed_bytes = 0;
             self.writes.flush()?;
         }
-        self.take_ended()?;
-        while self.writes.is_full() {
-            self.writes.wait();
-            self.take_ended()?;
-        }
-        Ok(())
+        self.wait_while(WriteBehind::is_full)
     }
 
     /// Forgets chunks whose writes have ended.
@@ -360,10 +349,10 @@ impl<'a> ChunkStream<'a> {
         Ok(())
     }
 
-    /// Waits for all writes in flight.
-    fn drain(&mut self) -> Result<()> {
+    /// Waits for writes in flight as long as `is_busy`.
+    fn wait_while(&mut self, is_busy: impl Fn(&WriteBehind<Slot>) -> bool) -> Result<()> {
         self.take_ended()?;
-        while !self.writes.is_idle() {
+        while is_busy(&self.writes) {
             self.writes.wait();
             self.take_ended()?;
         }
@@ -381,7 +370,7 @@ impl<'a> ChunkStream<'a> {
         origins: &OriginsBuilder,
     ) -> Result<Streamed> {
         self.finish_chunk()?;
-        self.drain()?;
+        self.wait_while(|writes| !writes.is_idle())?;
         let Some(mut builder) = self.builder else {
             return Err(Error::new(ErrorKind::Internal, "a part is committed with the others"));
         };
@@ -416,7 +405,7 @@ impl<'a> ChunkStream<'a> {
     /// Errors of writing. `Disconnected`: a chunk does not read back as it was written; `hint` says what to do.
     pub(super) fn end_part(mut self, hint: &'static str) -> Result<(Vec<ChunkHead>, Space)> {
         self.finish_chunk()?;
-        self.drain()?;
+        self.wait_while(|writes| !writes.is_idle())?;
         if !self.state.media.checks_writes() {
             check_heads(&mut self.writes.channel, &self.heads, hint)?;
         }

@@ -18,7 +18,7 @@ use super::column::{CellKind, Cells, Column, is_wanted, places};
 use super::input::{BUFFER_BYTES, Input};
 use super::json::{Lines, Object, lines, number_of, parse, read_line, spelled, unmarked};
 use super::named_files::{
-    FilesFrom, Line, MAX_LINES, Named, NamedFiles, NamedLine, name_in, read_file, with,
+    FilesFrom, Line, MAX_LINES, Named, NamedFiles, hash_with, name_in, read_file,
 };
 use super::survey::Survey;
 use super::{OpenRows, RowError, RowReader};
@@ -107,35 +107,39 @@ impl JsonLines {
     /// The next line, and the file that it names; `None` after the last line.
     fn next_with_file(&mut self) -> Result<Option<(Object, Option<FieldBytes>)>, RowError> {
         let JsonLines { lines, next, files, .. } = self;
-        let Some(NamedFiles { key, from: FilesFrom::Store(ahead), .. }) = files else {
-            let Some(object) = lines.next()? else { return Ok(None) };
-            *next = lines.at;
-            let Some(NamedFiles { key, from: FilesFrom::Folder(folder), .. }) = files else {
-                return Ok(Some((object, None)));
-            };
-            let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
-            let file = read_file(folder, name.as_bytes())
-                .map_err(|reason| BadReason::field(key, format!("names {name}: {reason}")))?;
-            self.count_file(&name, &file);
-            return Ok(Some((object, Some(file))));
-        };
-        if ahead.needs_lines() {
-            let (lines, has_ended) = lines.named(key, u64::MAX);
-            ahead.add(lines, has_ended)?;
+        match files.as_mut().map(|NamedFiles { key, from, .. }| (&*key, from)) {
+            Some((key, FilesFrom::Store(ahead))) => {
+                if ahead.needs_lines() {
+                    let (lines, has_ended) = lines.named(key, u64::MAX);
+                    ahead.add(lines, has_ended)?;
+                }
+                let Some(line) = ahead.take_next() else {
+                    *next = lines.at;
+                    return Ok(None);
+                };
+                let Line { object, file, end } = line?;
+                *next = end;
+                let Some(asked) = file else { return Ok(Some((object, None))) };
+                let named = hash_with(self.named, &asked.object);
+                let name = asked.object.key.clone();
+                let file = ahead.read(asked)?;
+                self.count_file(&name, &file);
+                self.named = named;
+                Ok(Some((object, Some(file))))
+            }
+            in_folder => {
+                let Some(object) = lines.next()? else { return Ok(None) };
+                *next = lines.at;
+                let Some((key, FilesFrom::Folder(folder))) = in_folder else {
+                    return Ok(Some((object, None)));
+                };
+                let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
+                let file = read_file(folder, name.as_bytes())
+                    .map_err(|reason| BadReason::field(key, format!("names {name}: {reason}")))?;
+                self.count_file(&name, &file);
+                Ok(Some((object, Some(file))))
+            }
         }
-        let Some(line) = ahead.take_next() else {
-            *next = lines.at;
-            return Ok(None);
-        };
-        let Line { object, file, end } = line?;
-        *next = end;
-        let Some(asked) = file else { return Ok(Some((object, None))) };
-        let named = with(self.named, &asked.object);
-        let name = asked.object.key.clone();
-        let file = ahead.read(asked)?;
-        self.count_file(&name, &file);
-        self.named = named;
-        Ok(Some((object, Some(file))))
     }
 
     /// Counts the bytes of a file when it is read for the first time.
@@ -210,7 +214,7 @@ impl ObjectLines {
             lines.extend(line.map(|object| -> Named {
                 let object = object?;
                 let name = name_in(key, &object)?;
-                Ok(NamedLine { object, name, end: self.at })
+                Ok(Line { object, file: name, end: self.at })
             }));
         }
         (lines, has_ended)

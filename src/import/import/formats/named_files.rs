@@ -42,25 +42,25 @@ pub(super) enum FilesFrom {
     Store(Box<LinesAhead>),
 }
 
-/// A line, and the name of its file.
-pub(super) struct NamedLine {
+/// A line, and the file that it names: the file's name, or the object of a store.
+pub(super) struct Line<F> {
     pub(super) object: Object,
     /// `None`: the line names no file.
-    pub(super) name: Option<String>,
+    pub(super) file: Option<F>,
     /// Offset of the line's end.
     pub(super) end: u64,
 }
 
-/// A line, or the reason why it cannot be read.
-pub(super) type Named = Result<NamedLine, RowError>;
+/// A line with the name of its file, or the reason why the line cannot be read.
+pub(super) type Named = Result<Line<String>, RowError>;
 
 impl NamedFiles {
     /// The files that lines name for `column`, which has the index `at`.
     pub(super) fn new(at: usize, column: &Column, input: &Input) -> Result<NamedFiles> {
         let key = column.files_of.clone().unwrap_or_default();
         let from = match &input.object {
-            Some(lines) => FilesFrom::Store(Box::new(LinesAhead {
-                lines_are: lines.clone(),
+            Some(file) => FilesFrom::Store(Box::new(LinesAhead {
+                file: file.clone(),
                 lines: VecDeque::new(),
                 has_ended: false,
                 asked_bytes: 0,
@@ -104,26 +104,19 @@ pub(super) fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadRea
 /// Lines that were read ahead, so that the objects they name are requested early.
 pub(super) struct LinesAhead {
     /// The object that holds the lines.
-    lines_are: InStore,
-    lines: VecDeque<Result<Line, RowError>>,
+    file: InStore,
+    /// The lines that were not taken yet.
+    lines: VecDeque<Result<Line<Asked>, RowError>>,
     /// Set once no lines follow those read ahead.
     has_ended: bool,
     /// Bytes of the outstanding requests.
     asked_bytes: u64,
 }
 
-/// A line, and the object of a store that it names.
-pub(super) struct Line {
-    pub(super) object: Object,
-    /// `None`: the line names no file.
-    pub(super) file: Option<Asked>,
-    /// Offset of the line's end.
-    pub(super) end: u64,
-}
-
-/// An object that a line names; `pending` is `None` until there is room to request it.
+/// An object that a line names.
 pub(super) struct Asked {
     pub(super) object: dlfs_places::Object,
+    /// The request for its bytes; `None` until there is room to send it.
     pending: Option<Pending>,
 }
 
@@ -138,7 +131,7 @@ impl LinesAhead {
         self.has_ended = has_ended;
         let found = self.find(&lines).map_err(|error| self.failed(error))?;
         for (line, found) in lines.into_iter().zip(found) {
-            let line = line.and_then(|NamedLine { object, end, .. }| {
+            let line = line.and_then(|Line { object, end, .. }| {
                 let file = found.transpose()?.map(|object| Asked { object, pending: None });
                 Ok(Line { object, file, end })
             });
@@ -148,8 +141,8 @@ impl LinesAhead {
         Ok(())
     }
 
-    /// Takes the next line. `None`: no line was added that is not taken.
-    pub(super) fn take_next(&mut self) -> Option<Result<Line, RowError>> {
+    /// Takes the next line. `None`: all lines that were added are taken.
+    pub(super) fn take_next(&mut self) -> Option<Result<Line<Asked>, RowError>> {
         self.lines.pop_front()
     }
 
@@ -161,17 +154,17 @@ impl LinesAhead {
     pub(super) fn recall(&self, lines: &[Named], mut named: u64) -> Result<Option<u64>> {
         for found in self.find(lines)?.into_iter().flatten() {
             let Ok(object) = found else { return Ok(None) };
-            push_origin(&mut self.lines_are.origins.lock(), &self.lines_are.client, &object);
-            named = with(named, &object);
+            push_origin(&mut self.file.origins.lock(), &self.file.client, &object);
+            named = hash_with(named, &object);
         }
         Ok(Some(named))
     }
 
     /// Looks up the objects that lines name, concurrently.
     fn find(&self, lines: &[Named]) -> Result<Vec<Option<Result<dlfs_places::Object, BadReason>>>> {
-        let InStore { client, object: of, .. } = &self.lines_are;
+        let InStore { client, object: of, .. } = &self.file;
         map_at_once(LOOKING_UP, lines, |line| {
-            let Ok(NamedLine { name: Some(name), .. }) = line else { return Ok(None) };
+            let Ok(Line { file: Some(name), .. }) = line else { return Ok(None) };
             let Some(key) = shard_index::beside(Path::new(&of.key), name.as_ref()) else {
                 return Ok(Some(Err(BadReason::LeavesSource)));
             };
@@ -187,7 +180,7 @@ impl LinesAhead {
 
     /// Requests the objects of the next lines, up to the client's window.
     fn ask(&mut self) {
-        let client = &self.lines_are.client;
+        let client = &self.file.client;
         let asked = self.lines.iter_mut().flatten().filter_map(|line| line.file.as_mut());
         for Asked { object, pending } in asked.filter(|asked| asked.pending.is_none()) {
             if self.asked_bytes > 0 && self.asked_bytes + object.len_bytes > client.window_bytes() {
@@ -198,10 +191,10 @@ impl LinesAhead {
         }
     }
 
-    /// Reads the object of the next line.
+    /// Reads the object of the line that was taken last.
     pub(super) fn read(&mut self, asked: Asked) -> Result<FieldBytes, RowError> {
         let Asked { object, pending } = asked;
-        let InStore { client, origins, .. } = &self.lines_are;
+        let InStore { client, origins, .. } = &self.file;
         let pending = match pending {
             Some(pending) => {
                 self.asked_bytes -= object.len_bytes;
@@ -226,19 +219,19 @@ impl LinesAhead {
 
     /// Records a failure of the store, which ends the import.
     fn failed(&self, error: Error) -> RowError {
-        self.lines_are.failure.lock().get_or_insert(error);
+        self.file.failure.lock().get_or_insert(error);
         RowError::File(BadReason::Decoder("the store failed".to_owned()))
     }
 }
 
-/// Adds an object to the hash of the named objects.
-pub(super) fn with(named: u64, object: &dlfs_places::Object) -> u64 {
+/// The hash `named` of the named objects, with `object` added; 0 is the hash of none.
+pub(super) fn hash_with(named: u64, object: &dlfs_places::Object) -> u64 {
     let mut hash = Xxh3::with_seed(named);
     hash.update(&(object.key.len() as u64).to_le_bytes());
     hash.update(object.key.as_bytes());
     hash.update(&object.len_bytes.to_le_bytes());
     hash.update(object.etag.as_deref().unwrap_or_default().as_bytes());
-    hash.digest().max(1) // 0 stands for none
+    hash.digest().max(1)
 }
 
 /// Maximum number of lines that are added at once. At most twice as many are read ahead.

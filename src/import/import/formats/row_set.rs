@@ -38,9 +38,9 @@ pub(crate) struct RowSet {
     /// The classes that are known without reading rows.
     pub(super) classes: Classes,
     /// Set until the classes that only rows name have numbers.
-    pub(super) is_unnumbered: bool,
+    pub(super) has_unnumbered_classes: bool,
     /// Set if all names are those of files and numbers, so that none comes twice and no hashes are kept.
-    pub(super) is_numbered: bool,
+    pub(super) has_numbered_names: bool,
     /// Set if each name is prefixed with its file.
     pub(super) prefix: bool,
 }
@@ -69,7 +69,7 @@ impl RowSet {
         let types = Types { given: &given.field_types, image, kind };
         let columns = unified(&files, &found, options, &types)?;
         let stems = files.iter().map(|file| &file.stem).collect::<HashSet<_>>().len();
-        let is_numbered =
+        let has_numbered_names =
             matches!(kind, SourceKind::Megatron | SourceKind::Tokens) && stems == files.len();
         let image_fields = image.map(Directory::fields);
         let chosen =
@@ -88,8 +88,8 @@ impl RowSet {
             columns,
             chosen,
             classes,
-            is_unnumbered: is_by_name,
-            is_numbered,
+            has_unnumbered_classes: is_by_name,
+            has_numbered_names,
             prefix: given.prefix,
         })
     }
@@ -116,7 +116,7 @@ impl RowSet {
                 self.classes.numbers(&column.classes);
             }
         }
-        if std::mem::take(&mut self.is_unnumbered) {
+        if std::mem::take(&mut self.has_unnumbered_classes) {
             let names = self.label_names()?;
             self.classes.numbers(names);
         }

@@ -38,7 +38,7 @@ pub struct RowSource {
     /// The class name of the last row read, until the row is accepted.
     class: Option<FieldBytes>,
     /// Set until the classes that only rows name have numbers.
-    is_unnumbered: bool,
+    has_unnumbered_classes: bool,
     /// Hashes of the sample names so far.
     names: HashSet<u128>,
     /// Hashes of the names of this file's rows, before a prefix is added.
@@ -142,7 +142,7 @@ impl RowSet {
         file.input.expansion = expansion;
         let mut rows = RowSource::of(self);
         (rows.left, rows.alone) = (number..number + 1, Some(file));
-        (rows.from, rows.is_unnumbered) = (from, false);
+        (rows.from, rows.has_unnumbered_classes) = (from, false);
         rows.open_next()?;
         Ok(rows)
     }
@@ -169,7 +169,7 @@ impl RowSource {
             open: None,
             classes: set.classes.clone(),
             class: None,
-            is_unnumbered: set.is_unnumbered,
+            has_unnumbered_classes: set.has_unnumbered_classes,
             names: HashSet::new(),
             file_names: HashSet::new(),
             file_name: 0,
@@ -200,7 +200,7 @@ impl RowSource {
     ) -> Result<RowSource> {
         self.is_first = place.input < self.begun;
         self.names = names;
-        self.is_unnumbered = false;
+        self.has_unnumbered_classes = false;
         self.classes.numbers(classes);
         self.go_to(place)?; // a file that this opens is not the first
         Ok(self)
@@ -211,7 +211,7 @@ impl RowSource {
     /// # Errors
     /// The next file does not open.
     pub(crate) fn begin(&mut self) -> Result<bool> {
-        if std::mem::take(&mut self.is_unnumbered) {
+        if std::mem::take(&mut self.has_unnumbered_classes) {
             self.classes.numbers(self.set.label_names()?);
         }
         if self.open.is_none() && !self.open_next()? {
@@ -404,7 +404,7 @@ impl RowSource {
     /// Prefixes the sample's name with its file if an earlier file has the name; with `prefix`, prefixes all names that
     /// rows define.
     fn add_prefix(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
-        if self.set.is_numbered {
+        if self.set.has_numbered_names {
             return TOO_LONG_A_NAME.unless(sample.name.len() <= MAX_NAME_BYTES);
         }
         self.file_name = xxh3_128(&sample.name);
@@ -470,7 +470,7 @@ impl SampleStream for RowSource {
         if let Some(class) = self.class.take() {
             sample.label = Some(self.classes.number(&class));
         }
-        if !self.set.is_numbered {
+        if !self.set.has_numbered_names {
             self.file_names.insert(self.file_name);
             self.names.insert(xxh3_128(&sample.name));
         }

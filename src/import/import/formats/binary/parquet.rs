@@ -118,12 +118,13 @@ fn rows_of(
     let found = Some(Arc::clone(&input.pages));
     let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false, found };
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
-    let (columns, table) = guarded(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
-    let groups = groups(table.metadata.metadata());
+    let (columns, decoder) =
+        guarded(|| GroupDecoder::open(from, options, batch_bytes)).map_err(&bad)?;
+    let groups = groups(decoder.metadata.metadata());
     let is_part = input.part_end.is_some();
     let most_rows = input.part_rows;
     let decode = move |from: StreamPlace| {
-        guarded(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
+        guarded(|| batches(decoder, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
     let mut rows = AheadRows::new(true, decode);
     rows.groups = groups;
@@ -131,7 +132,7 @@ fn rows_of(
 }
 
 /// A file whose row groups are decoded one after the other.
-struct Table<F> {
+struct GroupDecoder<F> {
     from: StatedPages<F>,
     /// The footer, with an offset index if pages are looked up.
     metadata: ArrowReaderMetadata,
@@ -156,20 +157,20 @@ struct GroupRows {
 /// The batches of at most `most_rows` rows after the first `rows` rows. `is_part`: these are few, so only their pages
 /// are read, if it is known where pages are.
 fn batches<F: ChunkReader + Clone + 'static>(
-    mut table: Table<F>,
+    mut decoder: GroupDecoder<F>,
     is_part: bool,
     (rows, most_rows): (u64, Option<u64>),
     plan: impl FnOnce(Vec<Vec<Range<u64>>>),
 ) -> Result<Batches, String> {
-    let wanted = wanted(table.metadata.metadata(), rows, most_rows)?;
+    let wanted = wanted(decoder.metadata.metadata(), rows, most_rows)?;
     if is_part && !wanted.iter().all(|of| of.is_whole) {
-        table.find_pages(&wanted);
+        decoder.find_pages(&wanted);
     }
-    plan(wanted.iter().map(|of| table.ranges(of)).collect());
-    let metadata = table.metadata.metadata();
+    plan(wanted.iter().map(|of| decoder.ranges(of)).collect());
+    let metadata = decoder.metadata.metadata();
     let stated = metadata.file_metadata().num_rows().max(0) as u64;
     let mut left = wanted.into_iter();
-    let mut open = left.next().map(|rows| table.reader(&rows)).transpose()?;
+    let mut open = left.next().map(|rows| decoder.reader(&rows)).transpose()?;
     let mut found = rows;
     let mut is_over = most_rows.is_some();
     let each = std::iter::from_fn(move || {
@@ -179,7 +180,7 @@ fn batches<F: ChunkReader + Clone + 'static>(
                 let batch = rows.map(|rows| Batch { rows, at: None });
                 return Some(batch.map_err(|error| error.to_string()));
             }
-            match left.next().map(|rows| table.reader(&rows)) {
+            match left.next().map(|rows| decoder.reader(&rows)) {
                 Some(Ok(reader)) => open = Some(reader),
                 Some(Err(what)) => return Some(Err(what)),
                 None => break,
@@ -275,13 +276,13 @@ fn len(range: &Range<u64>) -> u64 {
     range.end - range.start // an empty one was left out
 }
 
-impl<F: ChunkReader + Clone + 'static> Table<F> {
+impl<F: ChunkReader + Clone + 'static> GroupDecoder<F> {
     /// Opens a file, and returns its columns that `options` select, too.
     fn open(
         from: StatedPages<F>,
         options: &RowOptions,
         batch_bytes: i64,
-    ) -> Result<(Vec<Column>, Table<F>), String> {
+    ) -> Result<(Vec<Column>, GroupDecoder<F>), String> {
         let text = |error: ParquetError| error.to_string();
         let of_file =
             ArrowReaderMetadata::load(&from.from, ArrowReaderOptions::new()).map_err(text)?;
@@ -308,7 +309,7 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
             ProjectionMask::all()
         };
         let columns = roots.into_iter().map(|at| columns[at].clone()).collect();
-        Ok((columns, Table { from, metadata, read, rows_at_once }))
+        Ok((columns, GroupDecoder { from, metadata, read, rows_at_once }))
     }
 
     /// Finds the offsets of the pages of `wanted`: earlier readers may have met all of them, or the file has an offset
