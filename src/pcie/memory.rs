@@ -2,8 +2,8 @@
 //! pools' pages.
 //!
 //! A [`DmaRegion`] has a device address that no other region of the process ever has, so a device that is late writes
-//! to nobody's memory. Pools of the process that are created once a device was opened take their pages here
-//! ([`window_memory`]), each a region: a driver maps it once, and data are read into them without a copy.
+//! to nobody's memory. Large pools that the process creates once a device was opened take their pages from
+//! [`window_memory`], a region for each pool: a driver maps the region once, and data are read into it without a copy.
 #![allow(unsafe_code)] // promises that pages are nobody else's
 
 use std::os::fd::BorrowedFd;

@@ -65,8 +65,8 @@ struct Reply {
 }
 
 impl VfioUser {
-    /// Connects to the device at `path`: its socket, or the folder where SPDK keeps it. Each message has `limit` for
-    /// its reply.
+    /// Connects to the device at `path`: its socket, or the folder where SPDK keeps the socket. `limit` is the timeout
+    /// of each read and write of the socket.
     ///
     /// # Errors
     /// Nobody listens there, speaks another protocol, has no registers, or does not answer in time.

@@ -7,7 +7,7 @@
 //! | `dlfs:versions:NAME`        | hash | number -> record of a version                                     |
 //! | `dlfs:aliases:NAME`         | set  | aliases                                                           |
 //! | `dlfs:alias:NAME:ALIAS`     | hash | number -> target of the alias                                     |
-//! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`], with the number of chunks             |
+//! | `dlfs:dataset:NAME`         | hash | the fields of an [`Index`]; for `chunks` their number             |
 //! | `dlfs:chunks:NAME`          | hash | chunk id -> `time_ns bytes samples deleted`                       |
 //!
 //! HSETNX creates an entry: of several callers exactly one succeeds. The last two keys hold the index of chunks: see

@@ -1,12 +1,12 @@
 //! A state that an unfinished import keeps on the media, as a JSON value in a block with a checksum.
 //!
-//! Such states are the journal, the checkpoint, the lease, the mark of a plan, and the records of chunks; heads of
-//! plans have this form, too. The block's magic names the kind of state. A torn block has a wrong checksum, and
-//! counts as absent; but the version is compared first.
+//! Such states are the journal, the checkpoint, the lease, the mark of a plan, and the records of chunks. Heads of plans
+//! and encoded written parts have this form, too, outside of the media. The block's magic names the kind of state. A
+//! torn block has a wrong checksum, and counts as absent; but the version is compared first.
 //!
 //! `Block::read`, which reads journals and marks, refuses a state of another release, since this release cannot
-//! continue that import. The owners of the other states call `Block::open`: another release's checkpoint counts as
-//! absent, its record as damaged, and its lease as one that may have a holder.
+//! continue that import. All others call `Block::open`: another release's checkpoint counts as absent, its record as
+//! damaged, and its lease as one that may have a holder.
 //!
 //! A state of a few numbers fits into the first 512 bytes, which a device writes atomically: overwriting it
 //! leaves either the old state or the new one.

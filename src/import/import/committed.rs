@@ -108,7 +108,7 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
     directory
         .check_opened(&mut opened)
         .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
-    // The directory may have corrected the length of a namespace whose superblock is missing or outdated.
+    // For a namespace whose own superblock is missing or names another snapshot, the length is known only now.
     opened.check_lengths(media.devices.iter().map(lengths))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }

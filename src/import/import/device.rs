@@ -74,7 +74,8 @@ pub(super) fn remove(created: &[PathBuf]) {
     }
 }
 
-/// Opens the namespaces of an image to import onto it. Creates missing files, and adds them to `created`.
+/// Opens the namespaces of an image to import onto it. Creates missing files unless the import appends, and adds them to
+/// `created`.
 ///
 /// # Errors
 /// As [`open_image`]; errors of creating files.

@@ -31,8 +31,8 @@ pub struct Journal {
     /// First id, seed and window of the samples that the import adds. The count is the number of samples of an
     /// indexed source; the journal on the media has 0 there.
     pub part: Part,
-    /// Hash of the indexed source, of the file of column values, and of the given types; 0 for a stream. For a
-    /// writer, a number that stands for no source.
+    /// Hash of the indexed source, of the file of column values, and of the given types; 0 for a stream. For an image
+    /// that ranks fill, the hash of its shards. For writers, a number that stands for no source.
     pub fingerprint: u64,
 }
 

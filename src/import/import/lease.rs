@@ -13,7 +13,7 @@
 //! - An importer that finds another importer's block waits until the block has not changed for half a lease
 //!   plus the maximum delay of the holder's writes, and at least for a whole lease. A write that was sent in
 //!   time but delayed by the network ends together with the holder's controller. The block states the time to
-//!   wait.
+//!   wait; an importer waits 10 minutes at most.
 //!
 //! If several importers claim the lease at once, the last block written wins: each importer waits for the time
 //! in which all of them must send their block, then reads the block again.

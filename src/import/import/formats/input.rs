@@ -250,7 +250,8 @@ impl Input {
         listed
     }
 
-    /// The file called `name` beside this one, perhaps of those `listed`; `None`: there is no such local file.
+    /// The file called `name` beside this one, perhaps of those `listed`. `None`: there is no such local file, or the
+    /// name leads out of the folder.
     fn find(&self, name: &Path, listed: &HashMap<String, Object>) -> Result<Option<Input>> {
         let in_store = self.object.as_ref();
         let index = in_store.map_or(&*self.path, |index| Path::new(&index.object.key));

@@ -63,7 +63,7 @@ impl Encoder {
         let kind = kind.clone();
         let open = move |input: &Input, options: &RowOptions, known: Option<&[Column]>| {
             let Some(text) = options.text.as_deref() else {
-                return open(input, options, known); // of other columns alone
+                return open(input, options, known); // only other columns are read
             };
             let name = |name: &String| if name == FIELD { text.to_owned() } else { name.clone() };
             let fields = options.fields.iter().map(name).collect();
@@ -105,8 +105,8 @@ impl Encoder {
     }
 }
 
-/// A text to encode, and the place for its tokens.
-type Job = (FieldBytes, Sender<Result<FieldBytes, String>>);
+/// A text to encode, and the channel for its tokens.
+type EncodeJob = (FieldBytes, Sender<Result<FieldBytes, String>>);
 
 /// The tokens of a text, once a thread has encoded it. The error describes the text.
 type Encoded = Receiver<Result<FieldBytes, String>>;
@@ -123,7 +123,7 @@ struct Texts {
     element: Element,
     encoder: Arc<Encoder>,
     /// Texts for the threads that encode; `None` before reading has begun.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<EncodeJob>>,
     /// Rows that were read ahead, each with the place behind it.
     ahead: VecDeque<(Result<AheadRow, RowError>, StreamPlace)>,
     /// Bytes of the texts of these rows.
@@ -198,8 +198,8 @@ impl Texts {
     }
 
     /// Starts the threads that encode. They end when the sender is dropped.
-    fn start(&self) -> Result<Sender<Job>> {
-        let (send, jobs) = unbounded::<Job>(); // bounded by the rows read ahead
+    fn start(&self) -> Result<Sender<EncodeJob>> {
+        let (send, jobs) = unbounded::<EncodeJob>(); // bounded by the rows read ahead
         for _ in 0..self.encoder.threads {
             let jobs = jobs.clone();
             let encoder = self.encoder.clone();

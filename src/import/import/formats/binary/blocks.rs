@@ -36,7 +36,7 @@ struct Cache {
     /// The ranges that are requested as blocks, ascending. Other bytes are requested as they are read, and not kept.
     plan: Vec<Range<u64>>,
     /// The cached blocks, each with its index in `plan`; the most recently used is last.
-    blocks: VecDeque<(usize, Block)>,
+    blocks: VecDeque<(usize, CachedBlock)>,
     /// Limit of the bytes of the cached blocks.
     most_bytes: u64,
     /// Bytes to request ahead of the block that is read, but at least one block.
@@ -44,7 +44,7 @@ struct Cache {
 }
 
 /// A cached block.
-enum Block {
+enum CachedBlock {
     /// It is requested.
     Requested(Pending),
     /// It has arrived.
@@ -110,7 +110,7 @@ impl Blocks {
     fn block(&self, number: usize, cache: &mut Cache) -> io::Result<Bytes> {
         let block = cache
             .take(number)
-            .unwrap_or_else(|| Block::Requested(self.ask(cache.plan[number].clone())));
+            .unwrap_or_else(|| CachedBlock::Requested(self.ask(cache.plan[number].clone())));
         // The next pages follow this one, so request them ahead.
         let mut ahead = 0;
         for next in number + 1..cache.plan.len() {
@@ -120,14 +120,14 @@ impl Blocks {
                 break;
             }
             if !cache.has(next) {
-                cache.put(next, Block::Requested(self.ask(range)));
+                cache.put(next, CachedBlock::Requested(self.ask(range)));
             }
         }
         let bytes = match block {
-            Block::Read(bytes) => bytes,
-            Block::Requested(pending) => self.arrived(pending)?,
+            CachedBlock::Read(bytes) => bytes,
+            CachedBlock::Requested(pending) => self.arrived(pending)?,
         };
-        cache.put(number, Block::Read(bytes.clone()));
+        cache.put(number, CachedBlock::Read(bytes.clone()));
         Ok(bytes)
     }
 
@@ -183,13 +183,13 @@ impl Cache {
         self.blocks.iter().any(|(cached, _)| *cached == number)
     }
 
-    fn take(&mut self, number: usize) -> Option<Block> {
+    fn take(&mut self, number: usize) -> Option<CachedBlock> {
         let at = self.blocks.iter().position(|(cached, _)| *cached == number)?;
         self.blocks.remove(at).map(|(_, block)| block)
     }
 
     /// Adds a block, and drops the least recently used ones if they do not fit.
-    fn put(&mut self, number: usize, block: Block) {
+    fn put(&mut self, number: usize, block: CachedBlock) {
         let len = |number: usize| self.plan[number].end - self.plan[number].start;
         let mut sum = self.blocks.iter().map(|(cached, _)| len(*cached)).sum::<u64>() + len(number);
         while sum > self.most_bytes
