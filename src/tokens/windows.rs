@@ -51,7 +51,7 @@ enum Packed {
 }
 
 impl<T: Copy> Windows<T> {
-    /// Windows behind those that have `known` rows.
+    /// No windows yet; the first one will have rows from number `known` on.
     pub(crate) fn new(is_best_fit: bool, known: u64) -> Windows<T> {
         Windows {
             known,

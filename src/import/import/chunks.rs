@@ -1,5 +1,5 @@
-//! Divides the rows of a source among chunks, and assigns cells to the chunks, from lengths and names alone: nothing is
-//! read or written.
+//! Divides the rows of a source among chunks, and assigns cells to the chunks, from the source's index alone: no sample
+//! is read, and nothing is written.
 
 use crate::import::columns::RowColumns;
 use crate::import::options::MediaUse;
@@ -11,7 +11,7 @@ use dlfs_format::format::{
     CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, Placement, SampleMeta, Space, fields,
 };
 
-/// The rows of a source, with their fields, labels and ids in the image.
+/// The rows of a source as samples of an image: the order of their slots, and their fields, labels and values there.
 #[derive(Debug)]
 pub(super) struct Rows<'a> {
     /// The source's index.
@@ -20,7 +20,7 @@ pub(super) struct Rows<'a> {
     pub(super) source_fields: Vec<Option<u16>>,
     /// For each class of the source, its number in the image. Empty if labels are numbers.
     pub(super) class_numbers: Vec<i64>,
-    /// The rows' values in the typed columns, if the import has any.
+    /// The rows' values in the columns of a file. Not used if the index has the values of all columns.
     pub(super) values: Option<RowColumns<'a>>,
     /// The order of the rows in the index.
     pub(super) order: RowOrder,

@@ -6,7 +6,8 @@ use crate::import::media::{Media, pieces};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Refuses to overwrite possible user data. Large namespaces are only sampled, in many places; both ends are
-/// read completely, since other formats have their signatures there. `ignore_journal`: a journal is no data.
+/// read completely, since other formats have their signatures there. `ignore_journal`: a journal does not count as
+/// data.
 ///
 /// # Errors
 /// `Refused`: a namespace is not empty. Errors of reading.
@@ -41,7 +42,7 @@ pub(super) fn must_be_empty(media: &Media, ignore_journal: bool) -> Result<()> {
     Ok(())
 }
 
-/// Overwrites the lease or the journal at offset `at`, which are of equal length, with zeroes.
+/// Zeroes the lease or the journal at offset `at` in `bytes`, the beginning of a namespace. Both have the same length.
 fn blank(bytes: &mut [u8], at: u64) {
     if let Some(block) = bytes.get_mut(at as usize..at as usize + JOURNAL_BYTES) {
         block.fill(0);
@@ -54,7 +55,8 @@ fn has_journal(bytes: &[u8]) -> bool {
     found.is_some_and(|found| found != Ok(None)) // a journal of another release counts, too
 }
 
-/// Offsets and lengths to read of a namespace of `len` bytes: both ends completely, and single blocks between them.
+/// Offsets and lengths to read of a namespace of `len` bytes: both ends completely, and single blocks between them. A
+/// short namespace is read completely.
 fn probes(len: u64) -> Vec<(u64, usize)> {
     if len <= 2 * END_BYTES {
         return pieces(len, END_BYTES).collect();
@@ -69,5 +71,5 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
 const END_BYTES: u64 = 4 << 20;
 /// Bytes that are read at each place between the ends.
 const PROBE_BYTES: u64 = 4096;
-/// Approximate number of these places.
+/// Approximate maximum of the number of these places.
 const PROBES: u64 = 1024;

@@ -1,4 +1,4 @@
-//! Numbers of fields, decoded from the bytes of an element type and encoded to them.
+//! Numbers of fields: their decoding from the bytes of an element type, and their encoding to these.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// Decodes a number; `bytes` has the length of the element.
+/// Decodes a little-endian number; `bytes` has the length of the element.
 pub(crate) fn number(element: Element, bytes: &[u8]) -> Number {
     let mut wide = [0; 8];
     wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
@@ -42,8 +42,8 @@ pub(crate) fn number(element: Element, bytes: &[u8]) -> Number {
     }
 }
 
-/// Encodes `number` as an element and appends it; a float may be rounded within its range. `false`: the element type
-/// does not hold the number.
+/// Appends `number` as a little-endian element. A float is rounded to an `F32` within its range; any other conversion
+/// must be exact. `false`: the element type does not hold the number, or is a float of 16 bits.
 pub(crate) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
     let whole = match number {
         Number::Int(number) => Some(number),
@@ -76,7 +76,6 @@ pub(crate) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -
             narrow.map(|narrow| into.extend_from_slice(&narrow.to_le_bytes()))
         }
         F64 => float.map(|float| into.extend_from_slice(&float.to_le_bytes())),
-        // No caller converts numbers to 16-bit floats.
         F16 | Bf16 => None,
     }
     .is_some()

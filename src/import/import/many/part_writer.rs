@@ -1,5 +1,5 @@
-//! The writer of one part. Its thread places full windows in chunks after the parts that the namespace has already, and
-//! then writes a record for the commit.
+//! The writer of one part. Its thread places one shuffle window of samples after the other in chunks, behind the parts
+//! that the namespace has already, and then writes a record for the commit.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

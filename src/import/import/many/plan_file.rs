@@ -248,7 +248,7 @@ pub(super) fn damaged() -> Error {
 /// The block of the head of a plan whose parts come from sources.
 pub(super) const FROM_SOURCES: Block =
     Block { what: "plan of parts", magic: *b"DLFSPLAN", at: 0, len: 0 };
-/// The block of the head of a plan whose parts programs write.
+/// The block of the head of a plan whose parts are written by programs.
 pub(super) const WRITTEN: Block =
     Block { what: "plan of written parts", magic: *b"DLFSWPLN", at: 0, len: 0 };
 /// Length of the magic at the beginning of a plan, which is that of the head's block.

@@ -1,4 +1,4 @@
-//! The plan of an image whose parts programs write.
+//! The plan of an image whose parts are written by programs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 #[derive(Debug, Clone)]
 pub struct WritePlan(pub(super) Plan<WriterParts>);
 
-/// The part of a plan that only plans of written parts have.
+/// The properties that only plans of written parts have.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct WriterParts {
     /// Options for the placement of samples by writers.
@@ -123,7 +123,8 @@ impl WritePlan {
         Duration::from_millis(self.0.parts.lease_ms)
     }
 
-    /// The layout of chunks without a final place. It names another image, which is never opened or rebuilt.
+    /// The layout of chunks before the commit. It has the plan's id in place of the image's UUID, so nothing opens or
+    /// rebuilds an image of these chunks.
     pub(super) fn draft_layout(&self) -> ImageLayout {
         ImageLayout { uuid: Uuid(self.0.id), ..self.0.journal.layout }
     }

@@ -77,7 +77,7 @@ fn is_file(fields: &[Arc<Field>]) -> bool {
     fields.len() == 2 && has("bytes") && has("path")
 }
 
-/// The type of a field with numbers, or with lists of numbers.
+/// The type of a field with numbers, or with lists of numbers. `None`: `data` has no such type.
 fn elements_of(data: &DataType, shape: Option<Vec<u32>>) -> Option<FieldType> {
     let mut inner = data;
     let mut dims = Vec::new();
@@ -237,7 +237,7 @@ impl Values {
     }
 }
 
-/// The way to find values in `array`. Kinds of arrays that no column is read from have no values.
+/// The way to find values in `array`. Of types that are not named here, only `Null` is read, which has no values.
 fn find_in(array: &ArrayRef) -> Find {
     match array.data_type() {
         DataType::Binary => slices::<BinaryType>(array),
@@ -247,7 +247,7 @@ fn find_in(array: &ArrayRef) -> Find {
         DataType::BinaryView => views::<BinaryViewType>(array),
         DataType::Utf8View => views::<StringViewType>(array),
         DataType::FixedSizeBinary(len) => {
-            even(array.as_fixed_size_binary().values().clone(), *len as usize)
+            fixed_size(array.as_fixed_size_binary().values().clone(), *len as usize)
         }
         DataType::List(_) => lists::<i32>(array),
         DataType::LargeList(_) => lists::<i64>(array),
@@ -284,7 +284,7 @@ fn find_in(array: &ArrayRef) -> Find {
             Some(element) => {
                 let numbers = array.to_data();
                 let each = element.len_bytes() as usize;
-                even(numbers.buffers()[0].slice(numbers.offset() * each), each)
+                fixed_size(numbers.buffers()[0].slice(numbers.offset() * each), each)
             }
             None => Box::new(|_| Ok(None)),
         },
@@ -296,7 +296,7 @@ fn shared(bytes: &Arc<Buffer>, range: Range<usize>) -> Found {
 }
 
 /// Values of `each` bytes.
-fn even(bytes: Buffer, each: usize) -> Find {
+fn fixed_size(bytes: Buffer, each: usize) -> Find {
     let bytes = Arc::new(bytes);
     Box::new(move |rows| shared(&bytes, rows.start * each..rows.end * each))
 }

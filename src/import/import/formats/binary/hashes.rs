@@ -10,16 +10,17 @@ use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
 use crate::import::formats::input::{BUFFER_BYTES, Input};
 use dlfs_base::Result;
 
-/// The length and hashes that an index states for a file, named as in Python's `hashlib` and `xxhash`.
+/// The length, hashes and number of items that an index states for a shard. Hashes have the names of Python's `hashlib`
+/// and `xxhash`.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Stated {
-    /// Length of the file.
+    /// Length of the file in bytes. `None`: it is not stated.
     #[serde(default)]
     pub(super) bytes: Option<u64>,
     /// Hashes of the file in hexadecimal, by name.
     #[serde(default)]
     pub(super) hashes: BTreeMap<String, String>,
-    /// Number of items.
+    /// Number of items. `None`: it is not stated.
     #[serde(skip)]
     pub(super) items: Option<u64>,
 }
