@@ -17,7 +17,7 @@ pub(crate) struct SlotMemory {
     capacity: usize,
     /// Recorded behind the last copy into it.
     pub(crate) copied: Handle,
-    /// The streams of consumers, and events that are ready for others.
+    /// The consumers' streams, each with an event. Free entries keep their event for another stream.
     consumers: Vec<Consumer>,
     /// Registered memory from which short slices are copied.
     staging: IoBuf,
@@ -216,11 +216,11 @@ fn rounded(len: usize) -> usize {
 pub struct Parts<'a> {
     /// All slices, in the order of their offsets.
     pub(crate) pieces: Vec<Piece<'a>>,
-    /// The bytes of each array on the device.
+    /// The range of each array on the device, in bytes.
     pub(crate) arrays: Vec<Range<usize>>,
 }
 
-/// A slice, and its offset on the device.
+/// A slice, and its offset in the device's buffer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) at: usize,
@@ -276,7 +276,7 @@ impl<'a> Parts<'a> {
 /// The least step by which memory grows.
 const LEAST_STEP_BYTES: usize = 64 << 10;
 
-/// From here on, starting a copy takes less time than copying on the host.
+/// Runs of at least this length are not staged: starting a copy of its own takes less time than copying on the host.
 const DIRECT_FROM_BYTES: usize = 32 << 10;
 
 // The default stream of a context, and that of the calling thread.

@@ -23,7 +23,7 @@ pub struct Ring {
     thread: Option<Forked<Thread>>,
 }
 
-/// A buffer that the caller has to itself. Dropping it returns it.
+/// A buffer that the caller has to itself. Dropping the `Slot` returns the buffer to the ring.
 pub struct Slot {
     shared: Arc<RingShared>,
     /// `None` once it is filled.
@@ -154,7 +154,7 @@ impl Drop for Slot {
     }
 }
 
-/// A device, its stream, and the buffers that nobody has.
+/// The state of a ring: a device, the stream of copies to it, the buffers that nobody has, and the copies under way.
 struct RingShared {
     driver: &'static Driver,
     ordinal: u32,
@@ -175,6 +175,7 @@ struct RingShared {
 
 #[derive(Default)]
 struct RingState {
+    /// The buffers that nobody has.
     free: VecDeque<SlotMemory>,
     /// Copies in the order of the stream.
     copies: VecDeque<HostCopy>,

@@ -2,8 +2,8 @@
 //! [`Writer`](super::Writer), for programs that write samples themselves.
 //!
 //! An indexed import plans the place of every chunk before it begins; here a chunk gets its place when it is
-//! full. A resumed import skips chunks that are on the media with the expected bytes, and an import that resumes at
-//! a point of its checkpoint takes over those before it.
+//! full. A resumed import skips chunks that are on the media with the expected bytes. An import that resumes at a point
+//! of its checkpoint takes over the chunks before that point.
 
 use std::collections::HashSet;
 

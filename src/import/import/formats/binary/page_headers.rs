@@ -124,8 +124,8 @@ impl<R: Read> Walk<R> {
         Walk { from: from.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0, values: None }
     }
 
-    /// Reads the struct `of` to its end: [`HEADER`], the number of a field of the header that is a struct, or
-    /// [`INNER`].
+    /// Reads a struct to its end. `of` tells which: [`HEADER`], the number of a field of the header that is a struct,
+    /// or [`INNER`].
     fn fields(&mut self, of: u32) -> io::Result<()> {
         let mut field = 0;
         loop {

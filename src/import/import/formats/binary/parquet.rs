@@ -154,8 +154,8 @@ struct GroupRows {
     is_whole: bool,
 }
 
-/// The batches of at most `most_rows` rows after the first `rows` rows. `is_part`: these are few, so only their pages
-/// are read, if it is known where pages are.
+/// The batches of the rows after the first `rows` rows, at most `most_rows` (`None`: all). `is_part`: few rows are
+/// wanted, so only their pages are read if it is known where these are. Calls `plan` as [`rows_of`] says.
 fn batches<F: ChunkReader + Clone + 'static>(
     mut decoder: GroupDecoder<F>,
     is_part: bool,
@@ -240,7 +240,8 @@ fn bytes_of(column: &ColumnChunkMetaData) -> Range<u64> {
     start..start.saturating_add(column.compressed_size().max(0) as u64)
 }
 
-/// The pages of a column, whose bytes in the row group are `all`, that have these rows, and a dictionary before them.
+/// The bytes of the pages that have the rows `of`, and of the dictionary before all pages. `all`: the bytes of the column
+/// in the row group.
 fn pages_of(of: &GroupRows, pages: &[PageLocation], all: Range<u64>) -> Vec<Range<u64>> {
     let row = |page: &PageLocation| page.first_row_index.max(0) as usize;
     let first = pages.partition_point(|page| row(page) <= of.skipped).saturating_sub(1);
@@ -249,7 +250,8 @@ fn pages_of(of: &GroupRows, pages: &[PageLocation], all: Range<u64>) -> Vec<Rang
     vec![all.start..begin(0), begin(first)..begin(end)]
 }
 
-/// The offset index of a column of `group`, of the pages that were `found`; `None`: it is not known where each row is.
+/// The offset index of a column of `group`, made from the pages that were `found`. `None`: it is not known which rows
+/// each page has.
 fn offsets(
     column: &ColumnChunkMetaData,
     group: &RowGroupMetaData,
