@@ -1,5 +1,5 @@
-//! The phases of an epoch, each with rows of another length. They map a row to the tokens that all rows before it count,
-//! and in `concat` a token to its row.
+//! The phases of an epoch, each with rows of another length. They map a row to the tokens that all rows before it
+//! count, and in `concat` a token to its row.
 
 use dlfs_order::order::budget::{Budget, RowPlace};
 

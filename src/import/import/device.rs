@@ -74,8 +74,8 @@ pub(super) fn remove(created: &[PathBuf]) {
     }
 }
 
-/// Opens the namespaces of an image to import onto it. Creates missing files unless the import appends, and adds them to
-/// `created`.
+/// Opens the namespaces of an image to import onto it. Unless the import appends, creates missing files, and adds them
+/// to `created`.
 ///
 /// # Errors
 /// As [`open_image`]; errors of creating files.

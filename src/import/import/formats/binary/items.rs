@@ -7,9 +7,9 @@
 //! | some        | MDS: JSON that describes the columns again                                           |
 //! | the rest    | the items: 4 bytes for the length of each column that needs it, then the columns     |
 //!
-//! LitData puts rows without arrays and pictures into an Arrow file instead. The Arrow file begins where the items would
-//! begin, and all items in the table are empty. Behind the Arrow file are 4 bytes for its length, and `LDARW01` with a
-//! NUL.
+//! LitData puts rows without arrays and pictures into an Arrow file instead. The Arrow file begins where the items
+//! would begin, and all items in the table are empty. Behind the Arrow file are 4 bytes for its length, and `LDARW01`
+//! with a NUL.
 //!
 //! An array in an item has a header, with an element type and a shape: see `leaf_form.rs`.
 

@@ -240,8 +240,8 @@ fn bytes_of(column: &ColumnChunkMetaData) -> Range<u64> {
     start..start.saturating_add(column.compressed_size().max(0) as u64)
 }
 
-/// The bytes of the pages that have the rows `of`, and of the dictionary before all pages. `all`: the bytes of the column
-/// in the row group.
+/// The bytes of the pages that have the rows `of`, and of the dictionary before all pages. `all`: the bytes of the
+/// column in the row group.
 fn pages_of(of: &GroupRows, pages: &[PageLocation], all: Range<u64>) -> Vec<Range<u64>> {
     let row = |page: &PageLocation| page.first_row_index.max(0) as usize;
     let first = pages.partition_point(|page| row(page) <= of.skipped).saturating_sub(1);
