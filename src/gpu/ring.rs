@@ -104,13 +104,14 @@ impl Slot {
     ///
     /// # Errors
     /// `OutOfMemory`: the device has no memory for `parts`; the ring remains usable. `DeviceLost`: the ring is
-    /// unusable.
+    /// unusable. `Unsupported`: the process is a forked child.
     pub fn upload<H: Send + 'static>(
         mut self,
         host: H,
         parts: impl FnOnce(&H) -> Parts<'_>,
     ) -> Result<DeviceBytes> {
         let shared = &self.shared;
+        shared.driver.check_ours()?;
         let host = Box::new(host);
         let parts = parts(&host);
         let memory = self.memory.as_mut().expect("taken below only");

@@ -64,7 +64,7 @@ pub(super) struct ChunkStream<'a> {
 
 /// Supplies a sample: calls its argument with the sample's bytes, piece by piece in order. [`ChunkStream::push`] calls
 /// it once. Returns the errors of its argument, and of reading the sample.
-type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
+type GiveSample<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
 
 /// Result of a stream of chunks.
 pub(super) struct Streamed {
@@ -166,7 +166,7 @@ impl<'a> ChunkStream<'a> {
         &mut self,
         meta: &SampleMeta<'_>,
         len: u32,
-        give: &mut Give<'_>,
+        give: &mut GiveSample<'_>,
     ) -> Result<()> {
         loop {
             let chunk = self.open()?;
@@ -238,7 +238,7 @@ impl<'a> ChunkStream<'a> {
         &mut self,
         meta: &SampleMeta<'_>,
         len: u32,
-        give: &mut Give<'_>,
+        give: &mut GiveSample<'_>,
     ) -> Result<()> {
         self.open = None;
         let slot = self.closed_slot;

@@ -43,7 +43,7 @@ pub(super) struct Record<'a> {
 }
 
 /// Receives a record; an error says what is wrong with it.
-type Take<'t> = dyn FnMut(&Record<'_>) -> Result<(), String> + 't;
+type TakeRecord<'t> = dyn FnMut(&Record<'_>) -> Result<(), String> + 't;
 
 /// The values of a record.
 enum Values<'a> {
@@ -128,12 +128,12 @@ impl<'a> Records<'a> {
     }
 
     /// Calls `take` with each record, until it fails.
-    pub(super) fn each(&self, take: &mut Take<'_>) -> Result<(), String> {
+    pub(super) fn each(&self, take: &mut TakeRecord<'_>) -> Result<(), String> {
         if self.is_json() { self.each_object(take) } else { self.each_row(take) }
     }
 
     /// As [`each`](Self::each), for JSON Lines.
-    fn each_object(&self, take: &mut Take<'_>) -> Result<(), String> {
+    fn each_object(&self, take: &mut TakeRecord<'_>) -> Result<(), String> {
         let mut at = 0;
         for line in self.text.split_inclusive('\n') {
             if !line.trim().is_empty() {
@@ -148,7 +148,7 @@ impl<'a> Records<'a> {
     }
 
     /// As [`each`](Self::each), for CSV and tab-separated values.
-    fn each_row(&self, take: &mut Take<'_>) -> Result<(), String> {
+    fn each_row(&self, take: &mut TakeRecord<'_>) -> Result<(), String> {
         if self.syntax == Syntax::Comma
             && let Some(at) = behind_a_quote(self.text)
         {
@@ -173,7 +173,7 @@ impl<'a> Records<'a> {
     }
 
     /// Passes a line to `take`, if the line has as many cells as there are columns.
-    fn take_row(&self, cells: &StringRecord, take: &mut Take<'_>) -> Result<(), String> {
+    fn take_row(&self, cells: &StringRecord, take: &mut TakeRecord<'_>) -> Result<(), String> {
         let record = Record { of: self, at: place_of(cells), values: Values::Cells(cells) };
         let found = cells.len();
         let expected = self.names.len();

@@ -206,12 +206,12 @@ impl BatchCells {
 /// The values of a column.
 struct Values {
     array: ArrayRef,
-    find: Find,
+    find: FindBytes,
 }
 
 /// Finds the bytes of a range of rows, none of which is null. Only numbers, and lists of numbers, are found for several
 /// rows at once; their bytes are contiguous.
-type Find = Box<dyn Fn(Range<usize>) -> Found>;
+type FindBytes = Box<dyn Fn(Range<usize>) -> Found>;
 
 type Found = Result<Option<FieldBytes>, BadReason>;
 
@@ -238,7 +238,7 @@ impl Values {
 }
 
 /// The way to find values in `array`. Of types that are not named here, only `Null` is read, which has no values.
-fn find_in(array: &ArrayRef) -> Find {
+fn find_in(array: &ArrayRef) -> FindBytes {
     match array.data_type() {
         DataType::Binary => slices::<BinaryType>(array),
         DataType::Utf8 => slices::<Utf8Type>(array),
@@ -296,26 +296,26 @@ fn shared(bytes: &Arc<Buffer>, range: Range<usize>) -> Found {
 }
 
 /// Values of `each` bytes.
-fn fixed_size(bytes: Buffer, each: usize) -> Find {
+fn fixed_size(bytes: Buffer, each: usize) -> FindBytes {
     let bytes = Arc::new(bytes);
     Box::new(move |rows| shared(&bytes, rows.start * each..rows.end * each))
 }
 
-fn slices<T: ByteArrayType>(array: &ArrayRef) -> Find {
+fn slices<T: ByteArrayType>(array: &ArrayRef) -> FindBytes {
     let array = array.as_bytes::<T>();
     let bytes = Arc::new(array.values().clone());
     let ends = array.offsets().clone();
     Box::new(move |rows| shared(&bytes, ends[rows.start].as_usize()..ends[rows.end].as_usize()))
 }
 
-fn lists<O: OffsetSizeTrait>(array: &ArrayRef) -> Find {
+fn lists<O: OffsetSizeTrait>(array: &ArrayRef) -> FindBytes {
     let array = array.as_list::<O>();
     let inner = Values::of(array.values());
     let ends = array.offsets().clone();
     Box::new(move |rows| inner.of_list(ends[rows.start].as_usize()..ends[rows.end].as_usize()))
 }
 
-fn views<T: ByteViewType>(array: &ArrayRef) -> Find {
+fn views<T: ByteViewType>(array: &ArrayRef) -> FindBytes {
     let array = array.as_byte_view::<T>();
     let buffers: Vec<Arc<Buffer>> = array.data_buffers().iter().cloned().map(Arc::new).collect();
     let views = array.views().clone();

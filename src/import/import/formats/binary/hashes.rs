@@ -90,9 +90,9 @@ fn differs(input: &Input, what: &str) -> Result<()> {
 }
 
 /// Adds bytes to a hash; returns the hash of all bytes so far in hexadecimal.
-type Sum = Box<dyn FnMut(&[u8]) -> String>;
+type RunningHash = Box<dyn FnMut(&[u8]) -> String>;
 
-fn digest<D: Digest + Clone + 'static>() -> Sum {
+fn digest<D: Digest + Clone + 'static>() -> RunningHash {
     let mut digest = D::new();
     Box::new(move |bytes| {
         digest.update(bytes);
@@ -100,7 +100,7 @@ fn digest<D: Digest + Clone + 'static>() -> Sum {
     })
 }
 
-fn xxhash<H: 'static>(mut hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String) -> Sum {
+fn xxhash<H: 'static>(mut hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String) -> RunningHash {
     Box::new(move |bytes| {
         add(&mut hash, bytes);
         hex(&hash)
@@ -108,7 +108,7 @@ fn xxhash<H: 'static>(mut hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String
 }
 
 /// The hash with this name; `None`: dlfs does not know it.
-fn sum(name: &str) -> Option<Sum> {
+fn sum(name: &str) -> Option<RunningHash> {
     Some(match name {
         "md5" => digest::<md5::Md5>(),
         "sha1" => digest::<sha1::Sha1>(),
