@@ -65,8 +65,8 @@ impl Key {
     }
 }
 
-/// A permutation of 0..`len`, determined by a key; no table, about 200 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A permutation of 0..`len`, determined by a key; no table, about 200 bytes. The default one is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Permutation {
     len: u64,
     /// Number of values of the high part.

@@ -90,7 +90,8 @@ impl std::fmt::Debug for Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take().and_then(Forked::into_inner) else { return };
-        self.shared.end();
+        self.shared.state.lock().is_dropped = true; // the thread ends when no copies are left
+        self.shared.started.notify_all();
         thread.join_within(JOIN_TIMEOUT);
     }
 }
@@ -140,7 +141,9 @@ impl Slot {
             len,
             arrays,
         });
-        shared.keep_until(copied, Box::new((host, Arc::clone(&filled))));
+        let owners = Box::new((host, Arc::clone(&filled)));
+        shared.state.lock().copies.push_back(HostCopy { copied, _owners: owners });
+        shared.started.notify_all();
         Ok(DeviceBytes(Arc::new(ConsumerHold(filled))))
     }
 }
@@ -190,7 +193,7 @@ struct RingState {
 struct HostCopy {
     /// The event behind it.
     copied: Handle,
-    /// The owners of the memory that is read and of the buffer.
+    /// The owners of the memory that is read and of the buffer, which are kept until the event has passed.
     _owners: Box<dyn Send>,
 }
 
@@ -255,18 +258,6 @@ impl RingShared {
             }
             is_late = self.returned.wait_until(state, until).1;
         }
-    }
-
-    /// Keeps `owners` until the copies in front of the event `copied` are done.
-    fn keep_until(&self, copied: Handle, owners: Box<dyn Send>) {
-        self.state.lock().copies.push_back(HostCopy { copied, _owners: owners });
-        self.started.notify_all();
-    }
-
-    /// Lets the thread that polls end when no copies are left.
-    fn end(&self) {
-        self.state.lock().is_dropped = true;
-        self.started.notify_all();
     }
 
     /// Makes a buffer free.

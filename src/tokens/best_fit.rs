@@ -22,7 +22,7 @@ pub(crate) struct BestFit {
 }
 
 /// The rows of a window. They are numbered in the order in which they were opened.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Fitted {
     /// Tokens of a row.
     capacity: u32,
@@ -104,17 +104,6 @@ impl BestFit {
 }
 
 impl Fitted {
-    pub(crate) fn new() -> Fitted {
-        Fitted {
-            capacity: 0,
-            whole: Vec::new(),
-            num_whole: 0,
-            first: Vec::new(),
-            next: Vec::new(),
-            shuffle: Permutation::new(0, Key::new(0)),
-        }
-    }
-
     pub(crate) fn num_rows(&self) -> u64 {
         self.num_whole + self.first.len() as u64
     }

@@ -64,13 +64,9 @@ impl Buckets {
                 self.buckets[of_rest].put(document, u32::from(rest > 0));
             }
         }
-        let mut filled = [0; MAX_BUCKETS];
-        let mut count = 0;
-        for (index, _) in self.buckets.iter().enumerate().filter(|(_, bucket)| bucket.rows > 0) {
-            filled[count] = index;
-            count += 1;
-        }
-        let shuffle = Permutation::new(count as u64, key);
+        let has_rows = |index: &usize| self.buckets[*index].rows > 0;
+        let filled: Vec<usize> = (0..self.buckets.len()).filter(has_rows).collect();
+        let shuffle = Permutation::new(filled.len() as u64, key);
         self.order.clear();
         let mut end_row = 0;
         for nth in 0..shuffle.len() {
@@ -152,6 +148,3 @@ fn index_of(inputs: u32) -> usize {
         _ => 2 * log - 1,
     }
 }
-
-/// Enough for rows of 2^24 columns.
-const MAX_BUCKETS: usize = 48;

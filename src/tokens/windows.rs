@@ -18,9 +18,11 @@ pub(crate) struct Windows<T> {
     windows: VecDeque<Window<T>>,
     /// Windows whose rows are all before this row are dropped.
     keep_from: u64,
-    /// Packs rows of several documents; `None`: each row has one document.
-    best_fit: Option<BestFit>,
-    /// Memory of windows that are over, for reuse.
+    /// True if rows have several documents, false if each has one.
+    is_best_fit: bool,
+    /// Packs rows of several documents.
+    best_fit: BestFit,
+    /// Windows that were dropped, whose memory is used again.
     free: Vec<Window<T>>,
 }
 
@@ -57,7 +59,8 @@ impl<T: Copy> Windows<T> {
             known,
             windows: VecDeque::new(),
             keep_from: 0,
-            best_fit: is_best_fit.then(BestFit::new),
+            is_best_fit,
+            best_fit: BestFit::new(),
             free: Vec::new(),
         }
     }
@@ -76,26 +79,28 @@ impl<T: Copy> Windows<T> {
         documents: &mut Vec<T>,
         tokens: &mut Vec<u32>,
     ) -> u64 {
-        let mut window = self.free.pop().unwrap_or_else(|| Window::new(self.best_fit.is_some()));
-        std::mem::swap(&mut window.documents, documents);
-        std::mem::swap(&mut window.tokens, tokens);
-        window.seq_len = seq_len;
+        let (spare_documents, spare_tokens, mut packed) = match self.free.pop() {
+            Some(Window { documents, tokens, packed, .. }) => (documents, tokens, packed),
+            None if self.is_best_fit => (Vec::new(), Vec::new(), Packed::Fitted(Box::default())),
+            None => (Vec::new(), Vec::new(), Packed::Buckets(Buckets::default())),
+        };
+        let documents = std::mem::replace(documents, spare_documents);
+        let tokens = std::mem::replace(tokens, spare_tokens);
         let capacity = seq_len + 1;
-        let (rows, columns) = match (&mut window.packed, &mut self.best_fit) {
-            (Packed::Fitted(fitted), Some(best_fit)) => {
-                best_fit.pack(capacity, key, &window.tokens, fitted);
+        let (rows, columns) = match &mut packed {
+            Packed::Fitted(fitted) => {
+                self.best_fit.pack(capacity, key, &tokens, fitted);
                 (fitted.num_rows(), fitted.num_rows() * u64::from(capacity))
             }
-            (Packed::Buckets(buckets), _) => {
-                buckets.pack(capacity, key, &window.tokens);
+            Packed::Buckets(buckets) => {
+                buckets.pack(capacity, key, &tokens);
                 (buckets.num_rows(), buckets.num_columns())
             }
-            (Packed::Fitted(_), None) => unreachable!("windows of one epoch are packed alike"),
         };
-        window.first_row = self.known;
-        window.end_row = self.known + rows;
-        window.position = position;
-        self.known = window.end_row;
+        let first_row = self.known;
+        let end_row = first_row + rows;
+        self.known = end_row;
+        let window = Window { first_row, end_row, position, seq_len, documents, tokens, packed };
         self.windows.push_back(window);
         self.forget_before(self.keep_from);
         columns
@@ -150,25 +155,5 @@ impl<T: Copy> Windows<T> {
     /// The index of the window that has `row`.
     fn index_of(&self, row: u64) -> usize {
         self.windows.partition_point(|window| window.end_row <= row)
-    }
-}
-
-impl<T> Window<T> {
-    /// A window without documents.
-    fn new(is_best_fit: bool) -> Window<T> {
-        let packed = if is_best_fit {
-            Packed::Fitted(Box::new(Fitted::new()))
-        } else {
-            Packed::Buckets(Buckets::default())
-        };
-        Window {
-            first_row: 0,
-            end_row: 0,
-            position: 0,
-            seq_len: 0,
-            documents: Vec::new(),
-            tokens: Vec::new(),
-            packed,
-        }
     }
 }

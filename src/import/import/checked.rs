@@ -89,8 +89,7 @@ impl<'a> Checked<'a> {
                     field: fields[field].clone(),
                     kind: Some(kind.clone()),
                 });
-                let of_source: Vec<FieldSpec> =
-                    of_source.filter(|known| !is_given(known)).collect();
+                let of_source = of_source.filter(|known| !is_given(known));
                 let specs: Vec<FieldSpec> = given.iter().cloned().chain(of_source).collect();
                 Typing::new(&specs, fields, self.checks.image)?.with_known(&self.known_types)
             }

@@ -98,7 +98,7 @@ pub(super) fn open_for_import(
     }
     let remote: Vec<Address> =
         image.iter().filter(|address| !matches!(address, Address::Path(_))).cloned().collect();
-    let mut connect = ConnectOptions { writable: true, ..connect.clone() };
+    let mut connect = ConnectOptions { writable: true, prefer_digests: true, ..connect.clone() };
     if let [only] = &remote[..]
         && image.len() > 1
     {
@@ -108,7 +108,6 @@ pub(super) fn open_for_import(
     if onto == Onto::Empty {
         image.iter().try_for_each(refuse_half_block)?;
     }
-    let connect = ConnectOptions { prefer_digests: true, ..connect };
     let mut opened = qpair::open_all(&remote, &connect)?.into_iter();
     let mut devices = Vec::with_capacity(image.len());
     for address in image {
