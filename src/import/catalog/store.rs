@@ -21,9 +21,9 @@ pub enum Log {
     Alias(String, String),
 }
 
-/// Storage for the logs and indexes of a catalogue. Calls may block. Callers write only under names that
-/// [`is_catalog_word`] accepts, and may read any name. A store that cannot tell whether a catalogue exists treats a
-/// missing one as empty.
+/// Storage for the logs and indexes of a catalogue. Calls may block. A name is checked ([`is_catalog_word`]) before
+/// anything is created under it; other calls may have any name. A store that cannot tell whether a catalogue exists
+/// treats a missing one as empty.
 pub trait Store: Send + Sync {
     /// Creates an empty catalogue, unless there is one.
     ///
