@@ -106,6 +106,7 @@ impl JsonLines {
 
     /// The next line, and the file that it names; `None` after the last line.
     fn next_with_file(&mut self) -> Result<Option<(Object, Option<FieldBytes>)>, RowError> {
+        // Lines whose files are in a store were read ahead; others are read one by one.
         let JsonLines { lines, next, files, .. } = self;
         match files.as_mut().map(|NamedFiles { key, from, .. }| (&*key, from)) {
             Some((key, FilesFrom::Store(ahead))) => {
@@ -127,10 +128,10 @@ impl JsonLines {
                 self.named = named;
                 Ok(Some((object, Some(file))))
             }
-            in_folder => {
+            local => {
                 let Some(object) = lines.next()? else { return Ok(None) };
                 *next = lines.at;
-                let Some((key, FilesFrom::Folder(folder))) = in_folder else {
+                let Some((key, FilesFrom::Folder(folder))) = local else {
                     return Ok(Some((object, None)));
                 };
                 let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
