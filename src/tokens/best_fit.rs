@@ -215,6 +215,7 @@ impl Rooms {
         None
     }
 
+    /// Clears the bits of the room `at`, which no row has any more.
     fn unset(&mut self, mut at: usize) {
         for level in &mut self.levels {
             level[at / 64] &= !(1 << (at % 64));

@@ -28,33 +28,33 @@ impl std::error::Error for BadEntries {}
 impl BadEntries {
     /// The error that lists these entries.
     pub(crate) fn into_error(self) -> Error {
-        let hint = self.way().unwrap_or("repair them, or leave them out with --on-error skip");
+        let hint = self.hint().unwrap_or("repair them, or leave them out with --on-error skip");
         let text = format!("{} entries of the source cannot be imported", self.0.len());
         Error::new(ErrorKind::BadSource, text).hint(hint).source(self)
     }
 
-    /// A hint how to import the entries, if there is a way.
-    fn way(&self) -> Option<&'static str> {
+    /// A hint how to import the entries. `None`: there is no way.
+    fn hint(&self) -> Option<&'static str> {
         // If the entries need several hints, the one with the lowest number is shown.
-        let way = |bad: &BadEntry| match bad.reason {
-            BadReason::ComesAgain => Some((0, COMES_AGAIN_WAY)),
-            BadReason::OtherHost => Some((1, OTHER_HOST_WAY)),
-            BadReason::InStream(_) => Some((2, IN_STREAM_WAY)),
-            BadReason::TwiceInFolders => Some((3, TWICE_WAY)),
+        let hint_of = |bad: &BadEntry| match bad.reason {
+            BadReason::ComesAgain => Some((0, COMES_AGAIN_HINT)),
+            BadReason::OtherHost => Some((1, OTHER_HOST_HINT)),
+            BadReason::InStream(_) => Some((2, IN_STREAM_HINT)),
+            BadReason::TwiceInFolders => Some((3, TWICE_HINT)),
             _ => None,
         };
-        self.0.iter().filter_map(way).min().map(|(_, way)| way)
+        self.0.iter().filter_map(hint_of).min().map(|(_, hint)| hint)
     }
 }
 
 // Hints how to import entries of these kinds.
-const COMES_AGAIN_WAY: &str = "--spool DIR reads a stream as a file, where the later member of a name counts; \
+const COMES_AGAIN_HINT: &str = "--spool DIR reads a stream as a file, where the later member of a name counts; \
                                copy objects of a store here first";
-const OTHER_HOST_WAY: &str = "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may \
+const OTHER_HOST_HINT: &str = "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may \
                               name beside its own";
-const IN_STREAM_WAY: &str = "--spool DIR reads a stream as a file, which may have such members; copy objects of a \
+const IN_STREAM_HINT: &str = "--spool DIR reads a stream as a file, which may have such members; copy objects of a \
                              store here first, or leave such members out with --on-error skip";
-const TWICE_WAY: &str = "--prefix puts the folder or list in front of each name";
+const TWICE_HINT: &str = "--prefix puts the folder or list in front of each name";
 
 /// Maximum number of bad entries that an error lists.
 const MOST_SHOWN: usize = 20;
@@ -63,7 +63,7 @@ const MOST_SHOWN: usize = 20;
 pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
     if !bad.is_empty() {
         let bad = BadEntries(bad);
-        let hint = bad.way().unwrap_or("repair them: without them there is no sample");
+        let hint = bad.hint().unwrap_or("repair them: without them there is no sample");
         return bad.into_error().hint(hint);
     }
     FileCounts(counts.to_vec()).of_no_sample(kind)

@@ -115,6 +115,7 @@ fn known_ids(directory: &Directory, ids: &[SampleId]) -> Result<Vec<SampleId>> {
     Ok(ids.to_vec())
 }
 
+/// Refuses an edit of samples that the image does not have. `how` says how the user named them.
 fn none_missing(missing: &[impl Display], how: &str) -> Result<()> {
     if missing.is_empty() {
         return Ok(());

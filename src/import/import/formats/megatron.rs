@@ -109,8 +109,8 @@ impl Tables {
     }
 
     /// Offset of the number of the first sequence of a document.
-    fn end_at(&self, end: u64) -> u64 {
-        self.offset_at(self.sequences) + 8 * end
+    fn end_at(&self, document: u64) -> u64 {
+        self.offset_at(self.sequences) + 8 * document
     }
 
     /// Checks that the last document and the last sequence end where all sequences and the tokens end.
