@@ -37,7 +37,7 @@ impl DmaRegion {
         Ok(DmaRegion { memory, address })
     }
 
-    /// All of a new region, for queues; the region itself is what a device maps.
+    /// A new region for queues: its memory as an area, and the region itself, which a device maps.
     ///
     /// # Errors
     /// As [`DmaRegion::new`].

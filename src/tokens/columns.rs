@@ -1,4 +1,4 @@
-//! The columns of a row that an array has: all, or the slices of one context-parallel rank.
+//! The columns of a row that an array has: all, or those of one context-parallel rank.
 
 use std::ops::Range;
 

@@ -49,11 +49,11 @@ impl BadEntries {
 
 // Hints how to import entries of these kinds.
 const COMES_AGAIN_HINT: &str = "--spool DIR reads a stream as a file, where the later member of a name counts; \
-                               copy objects of a store here first";
+                                copy objects of a store here first";
 const OTHER_HOST_HINT: &str = "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may \
-                              name beside its own";
+                               name beside its own";
 const IN_STREAM_HINT: &str = "--spool DIR reads a stream as a file, which may have such members; copy objects of a \
-                             store here first, or leave such members out with --on-error skip";
+                              store here first, or leave such members out with --on-error skip";
 const TWICE_HINT: &str = "--prefix puts the folder or list in front of each name";
 
 /// Maximum number of bad entries that an error lists.

@@ -35,7 +35,7 @@ struct OfField {
 }
 
 impl FieldColumns {
-    /// Resolves the columns `given` against the fields of a source. The names of the columns of `file` are taken; a
+    /// Resolves the columns `given` against the fields of a source. They must not have names of columns of `file`. A
     /// column that `image` has keeps its type there.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl FieldColumns {
         self.columns.is_empty()
     }
 
-    /// `columns`, then these columns.
+    /// `columns`, then those of these columns that it lacks.
     pub(crate) fn join(&self, columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
         joined(columns, self.columns.iter().map(|column| &column.spec))
     }
@@ -87,8 +87,8 @@ impl FieldColumns {
         ColumnTable::new(&self.specs)
     }
 
-    /// The values of these columns for the sample `name`; `bytes` returns the bytes of a field. `file` is read only to
-    /// check the total length of strings.
+    /// The values of these columns for the sample `name`; `bytes` returns the bytes of a field. `file` only counts for
+    /// the total length of strings.
     ///
     /// # Errors
     /// `Field`: a field does not hold a value of its column.
@@ -108,7 +108,7 @@ impl FieldColumns {
         Ok(values)
     }
 
-    /// Checks the total length of a sample's strings.
+    /// Checks the total length of a sample's strings: those among `values`, and those in `file`.
     fn check_texts(
         &self,
         name: &[u8],

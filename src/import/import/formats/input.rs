@@ -60,7 +60,7 @@ pub(super) struct InStore {
     pub(super) object: Object,
     /// Receives the first failure of the store.
     pub(super) failure: Failure,
-    /// Records other objects that the file names.
+    /// Receives the objects that samples come from, for [`Input::record`] and for rows that name objects.
     pub(super) origins: SharedOrigins,
 }
 

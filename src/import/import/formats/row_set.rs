@@ -41,7 +41,7 @@ pub(crate) struct RowSet {
     pub(super) has_unnumbered_classes: bool,
     /// Set if all names are those of files and numbers, so that none comes twice and no hashes are kept.
     pub(super) has_numbered_names: bool,
-    /// Set if each name is prefixed with its file.
+    /// Set if all names that rows define are prefixed with their file.
     pub(super) prefix: bool,
 }
 
