@@ -1,8 +1,6 @@
 //! Writes a generation's record, snapshot and superblocks, in this order: after a crash the media hold either
 //! the new generation or the previous one.
 
-use std::fmt::Display;
-
 use crate::import::lease::Lease;
 use crate::import::media::{Media, pieces};
 use dlfs_base::Result;
@@ -77,11 +75,4 @@ pub(super) fn commit(
     leases.iter().try_for_each(Lease::check)?;
     write(media, &leases[0], &commit)?;
     Ok(commit)
-}
-
-/// Lists the first `most` elements, and counts the others.
-pub(super) fn listed(all: &[impl Display], most: usize) -> String {
-    let shown: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
-    let shown = shown.join(", ");
-    if all.len() > most { format!("{shown} and {} more", all.len() - most) } else { shown }
 }

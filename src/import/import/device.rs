@@ -99,6 +99,7 @@ pub(super) fn open_for_import(
     let remote: Vec<Address> =
         image.iter().filter(|address| !matches!(address, Address::Path(_))).cloned().collect();
     let mut connect = ConnectOptions { writable: true, prefer_digests: true, ..connect.clone() };
+    // `open_all` would give a single address all paths, also those of files beside it.
     if let [only] = &remote[..]
         && image.len() > 1
     {

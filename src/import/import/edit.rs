@@ -120,8 +120,15 @@ fn none_missing(missing: &[impl Display], how: &str) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let message = format!("the image has no samples {how} {}", commit::listed(missing, MOST_SHOWN));
+    let message = format!("the image has no samples {how} {}", listed(missing, MOST_SHOWN));
     Err(Error::new(ErrorKind::NotFound, message))
+}
+
+/// Lists the first `most` elements, and counts the others.
+pub(super) fn listed(all: &[impl Display], most: usize) -> String {
+    let shown: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
+    let shown = shown.join(", ");
+    if all.len() > most { format!("{shown} and {} more", all.len() - most) } else { shown }
 }
 
 /// Maximum number of missing samples that an error lists.

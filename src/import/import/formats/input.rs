@@ -39,7 +39,7 @@ pub(super) struct Input {
     pub(super) path: PathBuf,
     /// The object, if the file is in a store.
     pub(super) object: Option<InStore>,
-    /// The policy for links to the files that this file names.
+    /// The policy for links to the files that lines of this file name.
     pub(super) links: Links,
     /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,

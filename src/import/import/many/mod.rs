@@ -55,8 +55,8 @@ pub use part_writer::{Output, PartPlace, PartWriter};
 pub use sourced::{PartReport, PlanReport, commit_import, import_part, plan_import};
 pub use write_plan::WritePlan;
 
-use crate::import::commit::listed;
 use crate::import::committed::{Current, committed_superblocks, read_directory};
+use crate::import::edit::listed;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::marks::Mark;
