@@ -11,7 +11,7 @@ use dlfs_base::units::total;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::chunk::ChunkId;
 
-/// The chunks of a data set but for lost ones, and their totals.
+/// The chunks of a data set, without lost ones, and their totals.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Index {
     /// The UUID of the image.

@@ -164,8 +164,8 @@ impl Catalog {
     /// is added and that version's number is returned.
     ///
     /// # Errors
-    /// `InvalidArgument`: the name is not valid, or an address of the record is not. `Refused`: the newest version is a
-    /// later generation of the same image, or other data is where the catalogue would be created. Otherwise as
+    /// `InvalidArgument`: the name is not valid, or the record has no valid addresses. `Refused`: the newest version is
+    /// a later generation of the same image, or other data is where the catalogue would be created. Otherwise as
     /// [`Catalog::names`].
     pub fn add(&self, name: &str, record: &Record) -> Result<u64> {
         check_word("the name of a data set", name)?;

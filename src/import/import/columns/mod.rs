@@ -259,8 +259,8 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     Ok(ColumnFile { from: from.clone(), content, columns, is_typed, table, row_of })
 }
 
-/// The index of the column with the samples' names: the one that the user chose, one with a title of [`KEYS`], or in a
-/// file without keys the first.
+/// The index of the column with the samples' names: the one that the user chose, else one with a title of [`KEYS`],
+/// else the first one, but not in JSON Lines.
 fn key_of(
     from: &ColumnsFrom,
     names: &[(String, Option<ColumnType>)],

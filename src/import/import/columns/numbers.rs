@@ -1,4 +1,4 @@
-//! Numbers of fields: their decoding from the bytes of an element type, and their encoding to these.
+//! Decodes the numbers of fields from the bytes of an element type, and encodes numbers as such bytes.
 
 use std::fmt;
 
