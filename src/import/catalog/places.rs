@@ -25,27 +25,20 @@ use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 /// does not know the kind of server. Errors of reading the files.
 pub(super) fn store_of(catalog: &str) -> Result<Arc<dyn Store>> {
     let (place, told_by) = configured(catalog)?;
-    if place.contains("://") {
-        return server(catalog, &place, &told_by);
+    match place.split_once("://") {
+        Some(("redis" | "valkey", _)) => redis(catalog, &place),
+        Some((scheme, _)) => {
+            let message = format!(
+                "{told_by} says {scheme}:// for the catalogue {catalog}, which is not known"
+            );
+            Err(Error::new(ErrorKind::Unsupported, message)
+                .hint("name a folder, or redis://HOST:6379/0"))
+        }
+        None if Path::new(&place).is_absolute() => Ok(Arc::new(FolderStore::new(&place))),
+        None => Err(invalid(format!(
+            "{told_by} says {place:?} for the catalogue {catalog}, which is no absolute path"
+        ))),
     }
-    let path = PathBuf::from(&place);
-    if path.is_absolute() {
-        return Ok(Arc::new(FolderStore::new(path)));
-    }
-    Err(invalid(format!(
-        "{told_by} says {place:?} for the catalogue {catalog}, which is no absolute path"
-    )))
-}
-
-/// The store of the catalogue `catalog` in the server at the URL `place`, which `told_by` configures.
-fn server(catalog: &str, place: &str, told_by: &str) -> Result<Arc<dyn Store>> {
-    let scheme = place.split("://").next().unwrap_or_default();
-    if ["redis", "valkey"].contains(&scheme) {
-        return redis(catalog, place);
-    }
-    let message =
-        format!("{told_by} says {scheme}:// for the catalogue {catalog}, which is not known");
-    Err(Error::new(ErrorKind::Unsupported, message).hint("name a folder, or redis://HOST:6379/0"))
 }
 
 #[cfg(feature = "catalog")]

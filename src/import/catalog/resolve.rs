@@ -74,18 +74,16 @@ fn look_up(name: &CatalogName) -> Result<Record> {
             last_known.keep(&record);
             Ok(record)
         }
-        Err(error) if is_unreachable(&error) => match last_known.read() {
-            Some(record) => {
-                tracing::warn!(
-                    "the catalogue cannot be reached ({error}): {name} is taken for generation {} of image {}, as it \
-                     was when it was last opened here",
-                    record.generation,
-                    record.image
-                );
-                Ok(record)
-            }
-            None => Err(error),
-        },
+        Err(error) if is_unreachable(&error) => {
+            let Some(record) = last_known.read() else { return Err(error) };
+            tracing::warn!(
+                "the catalogue cannot be reached ({error}): {name} is taken for generation {} of image {}, as it was \
+                 when it was last opened here",
+                record.generation,
+                record.image
+            );
+            Ok(record)
+        }
         Err(error) => Err(error),
     }
 }
