@@ -76,6 +76,9 @@ pub struct RowDeal<T> {
     taken: u64,
 }
 
+/// Appends the documents at a range of positions, and the tokens of each without separator.
+type Draw<'d, T> = dyn FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()> + 'd;
+
 /// The rows that all ranks take together.
 #[derive(Debug, Clone, Copy)]
 struct GlobalBatch {
@@ -123,7 +126,7 @@ impl<T: Copy> RowDeal<T> {
     /// a row. The place is not that of the consumed rows.
     pub fn next(
         &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+        draw: &mut Draw<'_, T>,
         out: &mut Vec<T>,
         layout: &mut Layout,
     ) -> Result<Option<Dealt>> {
@@ -155,11 +158,7 @@ impl<T: Copy> RowDeal<T> {
     }
 
     /// The first whole global batch from row `from` on. Packs documents until its rows are known.
-    fn batch_from(
-        &mut self,
-        mut from: u64,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-    ) -> Result<Option<GlobalBatch>> {
+    fn batch_from(&mut self, mut from: u64, draw: &mut Draw<'_, T>) -> Result<Option<GlobalBatch>> {
         // Row `from` tells the phase, once it is known.
         while self.pack_until_known(from, draw)? {
             let rows = self.rows[self.packer.phases.at(from)];
@@ -175,11 +174,7 @@ impl<T: Copy> RowDeal<T> {
     }
 
     /// Packs documents until `row` is known, and returns whether there is such a row.
-    fn pack_until_known(
-        &mut self,
-        row: u64,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-    ) -> Result<bool> {
+    fn pack_until_known(&mut self, row: u64, draw: &mut Draw<'_, T>) -> Result<bool> {
         while self.packer.known() <= row && !self.packer.is_over() {
             self.packer.pack_next(draw)?;
         }
@@ -261,10 +256,7 @@ impl<T: Copy> Packer<T> {
     }
 
     /// Packs the next documents, unless they cannot be drawn.
-    pub(crate) fn pack_next(
-        &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn pack_next(&mut self, draw: &mut Draw<'_, T>) -> Result<()> {
         let end = self.len.min(self.next + self.step);
         self.documents.clear();
         self.tokens.clear();
@@ -330,7 +322,7 @@ impl<T: Copy> Packer<T> {
         &mut self,
         place: &RowPlace,
         row: u64,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+        draw: &mut Draw<'_, T>,
     ) -> Result<()> {
         let is_start =
             matches!(self.rows, Rows::Line(_)) || place.position.is_multiple_of(self.step);
