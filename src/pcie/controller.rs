@@ -135,11 +135,7 @@ impl Controller {
     }
 
     /// Waits until the status register fits, at most for the time that the controller states for a reset.
-    fn await_status(
-        &self,
-        step: &'static str,
-        is_there: impl Fn(Csts) -> bool,
-    ) -> Result<(), Fault> {
+    fn await_status(&self, step: &'static str, fits: impl Fn(Csts) -> bool) -> Result<(), Fault> {
         let limit =
             Duration::from_millis(u64::from(self.cap.timeout_ms().max(LEAST_READY_LIMIT_MS)));
         let began = self.clock.now();
@@ -148,7 +144,7 @@ impl Controller {
             if csts == u32::MAX {
                 return Err(Fault::Gone);
             }
-            if is_there(Csts(csts)) {
+            if fits(Csts(csts)) {
                 return Ok(());
             }
             if self.clock.now().saturating_duration_since(began) >= limit {

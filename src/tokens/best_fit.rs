@@ -131,7 +131,7 @@ impl Fitted {
 
 /// Rows by the room that they have left.
 #[derive(Debug, Clone)]
-pub(crate) struct Rooms {
+struct Rooms {
     /// Bitmaps. In level 0 a bit for each room tells that a row has it; in each higher level a bit tells that a word of
     /// the level below is not zero.
     levels: [Vec<u64>; LEVELS],
@@ -143,7 +143,7 @@ pub(crate) struct Rooms {
 
 impl Rooms {
     /// No rows, for rooms below `capacity`.
-    pub(crate) fn new(capacity: usize) -> Rooms {
+    fn new(capacity: usize) -> Rooms {
         let mut len = capacity;
         let levels = std::array::from_fn(|_| {
             len = len.div_ceil(64);
@@ -154,14 +154,14 @@ impl Rooms {
     }
 
     /// Opens a row without any room left; returns its number.
-    pub(crate) fn open(&mut self) -> u32 {
+    fn open(&mut self) -> u32 {
         let row = self.below.len() as u32;
         self.below.push(NO_ROW);
         row
     }
 
     /// Gives `room` to `row`, which must have none.
-    pub(crate) fn put(&mut self, row: u32, room: u32) {
+    fn put(&mut self, row: u32, room: u32) {
         let top = std::mem::replace(&mut self.top[room as usize], row);
         self.below[row as usize] = top;
         if top == NO_ROW {
@@ -179,7 +179,7 @@ impl Rooms {
 
     /// Takes the row with the least room that is at least `room`, and of those with the same room the one that got it
     /// last; returns it and its room.
-    pub(crate) fn take(&mut self, room: u32) -> Option<(u32, u32)> {
+    fn take(&mut self, room: u32) -> Option<(u32, u32)> {
         let found = self.least(room as usize)?;
         let row = self.top[found];
         let below = self.below[row as usize];
@@ -191,7 +191,7 @@ impl Rooms {
     }
 
     /// Forgets all rows.
-    pub(crate) fn clear(&mut self) {
+    fn clear(&mut self) {
         while let Some(room) = self.least(0) {
             self.top[room] = NO_ROW;
             self.unset(room);

@@ -184,9 +184,9 @@ impl<T: Copy> RowDeal<T> {
 
 /// The rows of an epoch, as far as they are known.
 #[derive(Debug, Clone)]
-pub(crate) struct Packer<T> {
+struct Packer<T> {
     spec: RowSpec,
-    pub(crate) phases: Phases,
+    phases: Phases,
     seed: u64,
     epoch: Epoch,
     /// The next position to pack.
@@ -197,7 +197,7 @@ pub(crate) struct Packer<T> {
     step: u64,
     rows: Rows<T>,
     /// The number of columns of the rows of all windows so far; 0 for `concat`.
-    pub(crate) columns: u64,
+    columns: u64,
     /// The documents that are packed next, and their numbers of tokens. Memory for reuse.
     documents: Vec<T>,
     tokens: Vec<u32>,
@@ -217,7 +217,7 @@ impl<T: Copy> Packer<T> {
     ///
     /// # Panics
     /// The budget is not one of rows, or not checked.
-    pub(crate) fn new(
+    fn new(
         budget: &Budget,
         (seed, epoch): (u64, Epoch),
         len: u64,
@@ -240,23 +240,23 @@ impl<T: Copy> Packer<T> {
     }
 
     /// Returns whether all documents are packed.
-    pub(crate) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.next >= self.len
     }
 
     /// The tokens of a separator: 1, or 0 if there is none.
-    pub(crate) fn separator(&self) -> u32 {
+    fn separator(&self) -> u32 {
         self.spec.separated.into()
     }
 
     /// The capacity of the rows that are packed next. In `concat` it is that of the last phase: earlier rows may have
     /// another capacity.
-    pub(crate) fn capacity(&self) -> u32 {
+    fn capacity(&self) -> u32 {
         self.phases.len(self.phases.last()) + 1
     }
 
     /// Packs the next documents, unless they cannot be drawn.
-    pub(crate) fn pack_next(&mut self, draw: &mut Draw<'_, T>) -> Result<()> {
+    fn pack_next(&mut self, draw: &mut Draw<'_, T>) -> Result<()> {
         let end = self.len.min(self.next + self.step);
         self.documents.clear();
         self.tokens.clear();
@@ -289,7 +289,7 @@ impl<T: Copy> Packer<T> {
     }
 
     /// The number of rows that are known.
-    pub(crate) fn known(&self) -> u64 {
+    fn known(&self) -> u64 {
         match &self.rows {
             Rows::Line(line) => {
                 line.len().checked_sub(1).map_or(0, |last| self.phases.row_at(last))
@@ -299,7 +299,7 @@ impl<T: Copy> Packer<T> {
     }
 
     /// The place from which packing finds `row` again; `None`: the row is not known, or not kept.
-    pub(crate) fn place_of(&self, row: u64) -> Option<RowPlace> {
+    fn place_of(&self, row: u64) -> Option<RowPlace> {
         let check = 0; // `dlfs_order::order::State` sets it when it stores the place
         match &self.rows {
             Rows::Line(line) => {
@@ -318,12 +318,7 @@ impl<T: Copy> Packer<T> {
     ///
     /// # Errors
     /// Errors of `draw`. `InvalidArgument`: `place` is not that of `row`.
-    pub(crate) fn begin_at(
-        &mut self,
-        place: &RowPlace,
-        row: u64,
-        draw: &mut Draw<'_, T>,
-    ) -> Result<()> {
+    fn begin_at(&mut self, place: &RowPlace, row: u64, draw: &mut Draw<'_, T>) -> Result<()> {
         let is_start =
             matches!(self.rows, Rows::Line(_)) || place.position.is_multiple_of(self.step);
         let is_before = place.rows <= row && place.tokens <= self.phases.tokens_before(row);
@@ -340,7 +335,7 @@ impl<T: Copy> Packer<T> {
     }
 
     /// The inputs of the widest of these rows, which are of one phase, known and kept.
-    pub(crate) fn widest(&self, rows: Range<u64>) -> u32 {
+    fn widest(&self, rows: Range<u64>) -> u32 {
         match &self.rows {
             Rows::Line(_) => self.phases.len(self.phases.at(rows.start)),
             Rows::Windows(windows) => windows.widest(rows),
@@ -348,7 +343,7 @@ impl<T: Copy> Packer<T> {
     }
 
     /// Writes a row that is known and kept.
-    pub(crate) fn write(&self, row: u64, writer: &mut LayoutWriter<'_, T>) {
+    fn write(&self, row: u64, writer: &mut LayoutWriter<'_, T>) {
         match &self.rows {
             Rows::Line(line) => {
                 let start = self.phases.tokens_before(row);
@@ -360,7 +355,7 @@ impl<T: Copy> Packer<T> {
     }
 
     /// Drops the documents before `row`, including ones that are packed later.
-    pub(crate) fn forget_before(&mut self, row: u64) {
+    fn forget_before(&mut self, row: u64) {
         match &mut self.rows {
             Rows::Line(line) => line.forget_before(self.phases.tokens_before(row)),
             Rows::Windows(windows) => windows.forget_before(row),

@@ -285,7 +285,7 @@ impl<'a> ChunkStream<'a> {
     }
 
     /// Allocates cells for the next chunk, on a namespace that is long enough.
-    pub(super) fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
+    fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
         let layout = &self.state.journal.layout;
         let range = self.space.allocate(self.sequence, cells);
         self.is_full = range.is_none();

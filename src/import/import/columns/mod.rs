@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) use self::numbers::{Number, number, put_number};
 pub(super) use self::of_fields::FieldColumns;
-use self::records::{Cell, Record, Records};
+use self::records::{Cell, Record, Records, Title};
 use crate::import::options::{ColumnCounts, ColumnsFrom};
 use crate::import::sources::Index;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -261,11 +261,7 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
 
 /// The index of the column with the samples' names: the one that the user chose, else one with a title of [`KEYS`],
 /// else the first one, but not in JSON Lines.
-fn key_of(
-    from: &ColumnsFrom,
-    names: &[(String, Option<ColumnType>)],
-    is_json: bool,
-) -> Result<usize, String> {
+fn key_of(from: &ColumnsFrom, names: &[Title], is_json: bool) -> Result<usize, String> {
     let find = |name: &str| names.iter().position(|(title, _)| title == name);
     if let Some(key) = &from.key {
         return find(key).ok_or_else(|| no_column(key, names));
@@ -288,11 +284,7 @@ struct ChosenColumn {
 }
 
 /// The columns to import, of the columns `names`, of which `key` has the names of samples.
-fn chosen(
-    from: &ColumnsFrom,
-    names: &[(String, Option<ColumnType>)],
-    key: usize,
-) -> Result<Vec<ChosenColumn>, String> {
+fn chosen(from: &ColumnsFrom, names: &[Title], key: usize) -> Result<Vec<ChosenColumn>, String> {
     let choose = |at: usize, kind: Option<ColumnType>| {
         let (name, of_title) = &names[at];
         ChosenColumn { at, name: name.clone(), given: kind.or(*of_title) }
@@ -314,12 +306,12 @@ fn chosen(
 }
 
 /// The error for a column that the file lacks.
-fn no_column(name: &str, names: &[(String, Option<ColumnType>)]) -> String {
+fn no_column(name: &str, names: &[Title]) -> String {
     format!("there is no column `{name}` among {}", all_of(names))
 }
 
 /// The names of all columns, for messages.
-fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
+fn all_of(names: &[Title]) -> String {
     names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ")
 }
 

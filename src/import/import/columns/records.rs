@@ -19,9 +19,12 @@ pub(super) struct Records<'a> {
     syntax: Syntax,
     /// The content of the file, without a byte order mark.
     text: &'a str,
-    /// The names of the columns (for JSON, the keys of all lines), with the types that the file gives.
-    pub(super) names: Vec<(String, Option<ColumnType>)>,
+    /// The titles of the columns; for JSON, the keys of all lines.
+    pub(super) names: Vec<Title>,
 }
+
+/// The name of a column, and the type that the file gives it, if it does.
+pub(super) type Title = (String, Option<ColumnType>);
 
 /// The syntax of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +199,7 @@ impl<'a> Records<'a> {
 }
 
 /// Splits a title, `NAME` or `NAME:TYPE`, into the column's name and type.
-fn typed(title: String) -> (String, Option<ColumnType>) {
+fn typed(title: String) -> Title {
     let parts = title.rsplit_once(':').filter(|(name, _)| !name.is_empty());
     match parts.and_then(|(name, kind)| Some((name.to_owned(), kind.parse().ok()?))) {
         Some((name, kind)) => (name, Some(kind)),

@@ -44,15 +44,11 @@ struct LitConfig {
     item_loader: Option<String>,
 }
 
-/// The chunks of the LitData index `index`, which is called `index_name`.
+/// The chunks of the LitData index `index`, which is called `name`.
 ///
 /// # Errors
 /// The index cannot be read, or its chunks have a form that is not supported.
-pub(super) fn litdata(
-    index: &Input,
-    index_name: &[u8],
-    options: &RowOptions,
-) -> Result<Vec<RowFile>> {
+pub(super) fn litdata(index: &Input, name: &[u8], options: &RowOptions) -> Result<Vec<RowFile>> {
     let LitIndex { chunks, config } = parse_index(index, "LitData's chunks")?;
     let leaves = config.leaves().map_err(|what| index.bad(what))?;
     let names = chunks.iter().map(|chunk| vec![chunk.filename.clone().into()]);
@@ -61,7 +57,7 @@ pub(super) fn litdata(
     let format = Arc::new(ItemFormat::new(leaves, &inputs, true, options)?);
     let file = |(chunk, input): (LitChunk, Input)| {
         let stated = Stated { items: chunk.chunk_size, ..Stated::default() };
-        shard_file(index_name, &chunk.filename, input, format.clone(), stated)
+        shard_file(name, &chunk.filename, input, format.clone(), stated)
     };
     Ok(chunks.into_iter().zip(inputs).map(file).collect())
 }
