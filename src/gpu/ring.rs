@@ -97,8 +97,8 @@ impl Drop for Ring {
 }
 
 impl Slot {
-    /// Starts to copy `parts` of `host` to the device, and keeps `host` until the device has read them. It is then
-    /// dropped by any thread.
+    /// Starts to copy `parts` of `host` to the device, and keeps `host` until the device has read them. Then any thread
+    /// may drop `host`.
     ///
     /// Copies are ordered behind the work of all who had the buffer before. The device reads a run of adjacent slices
     /// in place if it has 32 KiB or more; shorter runs are copied to registered memory of the ring first.
