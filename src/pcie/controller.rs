@@ -37,7 +37,9 @@ pub struct Settings {
 pub struct Controller {
     registers: Arc<dyn Registers>,
     clock: Arc<dyn Clock>,
+    /// The settings, with no more entries than the controller allows.
     settings: Settings,
+    /// The controller's capabilities.
     cap: Cap,
     admin: Queue<()>,
     /// The memory of Identify data.

@@ -71,7 +71,9 @@ impl<'a, T> LayoutWriter<'a, T> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) row: u32,
+    /// The first column.
     pub(crate) column: u32,
+    /// The number of columns.
     pub(crate) len: u32,
     /// The number of the segment within its row, counted from 1; 0 for padding.
     pub(crate) number: u32,

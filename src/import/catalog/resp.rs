@@ -16,8 +16,11 @@ use dlfs_io::address::unescape_all;
 pub(super) struct Server {
     host: String,
     port: u16,
+    /// `None`: the server's default user.
     user: Option<String>,
+    /// `None`: there is no login.
     password: Option<Zeroizing<String>>,
+    /// The number of the database.
     database: u32,
 }
 

@@ -39,6 +39,7 @@ enum Syntax {
 
 /// One record.
 pub(super) struct Record<'a> {
+    /// The file that has the record.
     of: &'a Records<'a>,
     /// Offset in the text of the record, or of empty lines before it.
     at: usize,

@@ -23,6 +23,7 @@ use dlfs_places::{Client, Object};
 
 /// The rows of files of one kind as samples.
 pub struct RowSource {
+    /// The files and their columns.
     set: Arc<RowSet>,
     /// Numbers of the files that are not opened yet.
     left: Range<usize>,
@@ -32,6 +33,7 @@ pub struct RowSource {
     begun: u64,
     /// The place in the file that is opened next.
     from: StreamPlace,
+    /// The file that is read. `None`: the next file is to be opened, if there is one.
     open: Option<OpenFile>,
     /// The classes, with those that rows have named so far.
     classes: Classes,
@@ -47,6 +49,7 @@ pub struct RowSource {
     file_name: u128,
     /// Set while the open file is the first one, and was resumed: then all hashes in `names` are of its rows.
     is_first: bool,
+    /// The rows that cannot be imported.
     bad: Vec<BadEntry>,
     /// The error that ends the import.
     failure: Option<Error>,

@@ -113,6 +113,7 @@ type Encoded = Receiver<Result<FieldBytes, String>>;
 
 /// Rows with tokens in place of a text.
 struct Texts {
+    /// The rows with texts.
     rows: Box<dyn RowReader>,
     /// For each column, its index among those of `rows`.
     places: Vec<usize>,

@@ -23,6 +23,7 @@ use dlfs_places::Pending;
 /// An object that is read at several places in turn, such as the columns of a table, and at each place front to back.
 #[derive(Clone)]
 pub(super) struct Blocks {
+    /// The object, and its store.
     of: InStore,
     expansion: Expansion,
     /// The last bytes of the object, as far as they are known.
@@ -238,6 +239,7 @@ impl ChunkReader for Blocks {
 /// Reader of an object from an offset on.
 pub(super) struct BlockReader {
     of: Blocks,
+    /// Offset of the next byte.
     at: u64,
     /// The rest of the block at `at`; may be empty.
     ready: Bytes,

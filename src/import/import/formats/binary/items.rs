@@ -308,6 +308,7 @@ impl RowReader for ItemRows {
 
 /// A shard that is read front to back.
 struct Shard {
+    /// The bytes from the next item on, decompressed.
     from: Box<dyn Read + Send>,
     /// Offset of the next item.
     at: u64,

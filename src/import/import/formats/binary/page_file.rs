@@ -22,6 +22,7 @@ use dlfs_base::{Error, Result};
 #[derive(Clone)]
 pub(super) struct PageFile {
     file: Arc<File>,
+    /// Length of the file in bytes.
     len: u64,
     spare: Arc<Spare>,
 }

@@ -110,6 +110,7 @@ fn checked<R: Read>(from: R, expansion: &Expansion) -> io::Result<Walk<R>> {
 /// A walk through the bytes of a header.
 #[derive(Debug)]
 struct Walk<R> {
+    /// The rest of the page, up to the limit of a header.
     from: Take<R>,
     /// The bytes so far.
     read: Vec<u8>,
