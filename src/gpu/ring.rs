@@ -161,10 +161,12 @@ impl Drop for Slot {
 /// The state of a ring: a device, the stream of copies to it, the buffers that nobody has, and the copies under way.
 struct RingShared {
     driver: &'static Driver,
+    /// The number of the device.
     ordinal: u32,
     context: Handle,
     /// The stream of all copies.
     stream: Handle,
+    /// The number of buffers, also of those in use.
     num_slots: usize,
     state: Mutex<RingState>,
     /// A buffer was returned, or the ring has failed.

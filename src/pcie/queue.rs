@@ -39,7 +39,7 @@ pub struct Ended {
 pub struct Queue<T> {
     qid: u16,
     entries: u16,
-    /// The doorbell of the submission queue; that of the completion queue lies `stride` behind it.
+    /// The offset of the submission queue's doorbell; that of the completion queue lies `stride` bytes behind it.
     doorbell: u32,
     stride: u32,
     /// True if the controller takes scatter-gather lists.
@@ -65,6 +65,7 @@ pub struct Queue<T> {
 struct Slot<T> {
     /// The number of commands that had this slot, modulo 256: the high byte of the identifier.
     generation: u8,
+    /// `None`: the slot is free.
     command: Option<Outstanding<T>>,
 }
 

@@ -25,7 +25,7 @@ pub struct Document<'a> {
     pub loss: Option<&'a [u8]>,
     /// The sample's id.
     pub id: SampleId,
-    /// The name of the sample's source in a mixture, for errors.
+    /// The name of the sample's source in a mixture, for errors. `None`: there is no mixture.
     pub source: Option<&'a str>,
 }
 
@@ -55,7 +55,8 @@ pub enum TokensMut<'a> {
     I64(&'a mut [i64]),
 }
 
-/// The arrays of a batch, row-major, each of `[rows, chunks * columns of a chunk]` or longer.
+/// The arrays of a batch, row-major, each of `[rows, chunks * columns of a chunk]` or longer. Those that are `None` are
+/// not written.
 #[derive(Debug)]
 pub struct Arrays<'a> {
     /// The tokens.

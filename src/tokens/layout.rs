@@ -77,6 +77,7 @@ pub(crate) struct Span {
     pub(crate) len: u32,
     /// The number of the segment within its row, counted from 1; 0 for padding.
     pub(crate) number: u32,
+    /// `None`: padding.
     pub(crate) segment: Option<Segment>,
 }
 

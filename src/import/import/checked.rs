@@ -18,9 +18,9 @@ use dlfs_format::format::{FieldTypes, fields};
 /// The references that samples are checked against.
 #[derive(Clone, Copy)]
 pub(super) struct Checks<'a> {
-    /// The image that the samples are appended to.
+    /// The image that the samples are appended to. `None`: they begin a new image, or none.
     pub(super) image: Option<&'a Directory>,
-    /// The file of column values.
+    /// The file of column values. `None`: none is given.
     pub(super) file: Option<&'a ColumnFile>,
     pub(super) options: &'a ImportOptions,
     /// The columns whose values come from fields. Set by the first sample whose fields have their types; never, if the

@@ -19,7 +19,7 @@ pub(super) struct Column {
     pub(super) kind: CellKind,
     /// Names of the classes, if the values are class numbers.
     pub(super) classes: Vec<String>,
-    /// In JSON Lines: the key whose values name files, if the column holds the content of these files.
+    /// In JSON Lines: the key whose values name files, if the column holds the content of these files; else `None`.
     pub(super) files_of: Option<String>,
 }
 
@@ -116,7 +116,7 @@ pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
 pub(super) struct Chosen {
     /// The column of the names; `None`: a row names itself, or is named after its file and number.
     pub(super) name: Option<usize>,
-    /// The column of the labels.
+    /// The column of the labels; `None`: rows have no labels.
     pub(super) label: Option<usize>,
     /// The columns of the fields.
     pub(super) fields: Vec<usize>,

@@ -37,7 +37,7 @@ pub(super) type FoundPages = Arc<Mutex<BTreeMap<u64, u64>>>;
 pub(super) struct Input {
     /// The path or address of the file.
     pub(super) path: PathBuf,
-    /// The object, if the file is in a store.
+    /// The object, if the file is in a store. `None`: the file is local.
     pub(super) object: Option<InStore>,
     /// The policy for links to the files that lines of this file name.
     pub(super) links: Links,
@@ -46,7 +46,7 @@ pub(super) struct Input {
     /// For a reader of a part of the file, which requests nothing ahead from a store: the offset before which rows are
     /// wanted, or `u64::MAX` if it is not known. `None`: the whole file is read.
     pub(super) part_end: Option<u64>,
-    /// The number of rows that a reader of a part wants, if that is known.
+    /// The number of rows that a reader of a part wants. `None`: it is not known, or the whole file is read.
     #[cfg_attr(not(feature = "formats"), allow(dead_code, reason = "for Parquet alone"))]
     pub(super) part_rows: Option<u64>,
     /// The pages that are known.

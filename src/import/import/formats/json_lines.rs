@@ -48,7 +48,7 @@ pub(super) struct JsonLines {
     filled: Vec<usize>,
     /// Set if all keys are wanted, so that a key without a column is an error.
     takes_all: bool,
-    /// The key whose values must be texts.
+    /// The key whose values must be texts, since they become tokens. `None`: there is no such key.
     text: Option<String>,
     /// The files that lines name, if a key names files.
     files: Option<NamedFiles>,

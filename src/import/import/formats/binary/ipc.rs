@@ -206,7 +206,7 @@ struct Counted {
     /// Offset of the next byte.
     at: u64,
     has_ended: bool,
-    /// The bytes read so far, until they hold the schema.
+    /// The bytes read so far, from which the byte order is found. `None`: the schema is read, and they are not kept.
     head: Option<Vec<u8>>,
 }
 

@@ -25,7 +25,7 @@ struct LitIndex {
 #[derive(Debug, Deserialize)]
 struct LitChunk {
     filename: String,
-    /// Number of items.
+    /// Number of items. `None`: it is not stated.
     #[serde(default)]
     chunk_size: Option<u64>,
 }
@@ -38,9 +38,13 @@ struct LitConfig {
     data_format: Vec<String>,
     /// The tree of an item, as PyTorch writes it.
     data_spec: Option<String>,
+    /// The program that compressed the chunks, and its level; `None`: they are not compressed.
     compression: Option<String>,
+    /// `chunk`: chunks are compressed as a whole.
     compression_level: Option<String>,
+    /// `None`: chunks are not encrypted.
     encryption: Option<Value>,
+    /// The class that reads items; `None`: `PyTreeLoader`.
     item_loader: Option<String>,
 }
 

@@ -26,15 +26,16 @@ struct MdsIndex {
 #[derive(Debug, Deserialize)]
 struct MdsShard {
     format: String,
-    /// Number of items.
+    /// Number of items. `None`: it is not stated.
     #[serde(default)]
     samples: Option<u64>,
     #[serde(flatten)]
     layout: MdsLayout,
     /// The file of the shard, uncompressed.
     raw_data: MdsFile,
-    /// The file of the shard, compressed.
+    /// The file of the shard, compressed. `None`: there is no such file.
     zip_data: Option<MdsFile>,
+    /// The program that compressed `zip_data`, perhaps with its level behind a colon.
     #[serde(default)]
     compression: Option<String>,
 }
