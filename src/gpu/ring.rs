@@ -274,7 +274,7 @@ impl RingShared {
         self.returned.notify_all();
     }
 
-    /// Drops the owners of the copies that are done, or of all copies if the driver fails to tell. Returns their number.
+    /// Drops the owners of the copies that are done, or of all copies if the driver fails. Returns their number.
     fn reap(&self) -> usize {
         let mut done = Vec::new();
         let mut state = self.state.lock();
