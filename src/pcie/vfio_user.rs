@@ -289,6 +289,7 @@ fn sparse_areas(info: &Fields<'_>) -> Result<Vec<(u64, u64)>, Fault> {
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
+    /// The 4 bytes at the offset `at`.
     fn u32(&self, at: usize) -> Result<u32, Fault> {
         let bytes = at.checked_add(4).and_then(|end| self.0.get(at..end));
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
@@ -296,6 +297,7 @@ impl Fields<'_> {
         Ok(u32::from_le_bytes(bytes))
     }
 
+    /// The 8 bytes at the offset `at`.
     fn u64(&self, at: usize) -> Result<u64, Fault> {
         Ok(u64::from(self.u32(at.saturating_add(4))?) << 32 | u64::from(self.u32(at)?))
     }

@@ -332,8 +332,9 @@ impl TokenType {
 }
 
 impl TokensMut<'_> {
+    /// Converts the tokens `from` of type `kind` to those of the array, into its elements `to`.
     fn copy(&mut self, to: Range<usize>, kind: TokenType, from: &[u8]) {
-        // Narrowed tokens were checked.
+        // `check_values` has found that the array holds them.
         match self {
             TokensMut::U16(out) => kind.copy(from, &mut out[to], |it| it as u16, |it| it as u16),
             TokensMut::U32(out) => kind.copy(from, &mut out[to], |it| it, |it| it as u32),
@@ -376,6 +377,7 @@ struct ArrayType {
 }
 
 impl Arrays<'_> {
+    /// Checks that the arrays have room for the rows, and that the array of tokens holds the tokens of `rules`.
     fn check(&self, layout: &Layout, columns: &Columns, rules: &FillRules) -> Result<()> {
         let array = self.tokens.array_type();
         for (what, token) in rules.rule_tokens() {
@@ -437,6 +439,7 @@ impl Arrays<'_> {
         }
     }
 
+    /// Makes the elements `to` of all arrays padding, with the token `pad`.
     fn pad(&mut self, to: Range<usize>, pad: u32) {
         self.tokens.set(to.clone(), pad);
         for out in [&mut self.segment_ids, &mut self.position_ids].into_iter().flatten() {

@@ -83,6 +83,7 @@ impl<T: Copy> Line<T> {
         self.placed.partition_point(|placed| placed.start <= at).checked_sub(1)
     }
 
+    /// The number of the token behind a document.
     fn end_of(&self, index: usize) -> u64 {
         self.placed.get(index + 1).map_or(self.len, |next| next.start)
     }

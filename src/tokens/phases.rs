@@ -27,6 +27,7 @@ impl Phases {
         phases
     }
 
+    /// The phases of a budget, of which none has begun.
     fn not_begun(budget: &Budget) -> Phases {
         let first = u32::try_from(budget.tokens - 1).expect("a checked capacity");
         let later = budget.phases.iter().map(|phase| (phase.from, phase.seq_len));

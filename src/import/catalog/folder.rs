@@ -135,6 +135,7 @@ impl FolderStore {
             .hint("dlfs catalog add makes one in a new or empty folder")
     }
 
+    /// The error of an operation on `path`. A link, or something else than a file, is damage.
     fn failed(&self, path: &str, errno: Errno) -> Error {
         let corrupt = |message| Error::new(ErrorKind::Corrupt, message);
         let error = match errno {

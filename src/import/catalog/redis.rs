@@ -80,6 +80,7 @@ impl RedisStore {
         self.ask(&[command(words.iter().copied())], limit)
     }
 
+    /// The error for the failure of commands.
     fn failed(&self, failure: Failure) -> Error {
         use std::io::ErrorKind::{InvalidData, TimedOut, WouldBlock};
         let message =
@@ -106,6 +107,7 @@ impl RedisStore {
         self.failed(std::io::Error::new(std::io::ErrorKind::InvalidData, why).into())
     }
 
+    /// The strings that a command answers.
     fn texts(&self, words: &[&[u8]]) -> Result<Vec<String>> {
         self.ask_one(words, LIST)?.into_texts().ok_or_else(|| self.malformed())
     }
@@ -246,6 +248,7 @@ fn text_of(entry: &ChunkEntry) -> String {
     format!("{time_ns} {bytes} {samples} {deleted}")
 }
 
+/// Parses an entry as [`text_of`] writes it. `None`: `text` has another form.
 fn entry_of(text: &str) -> Option<ChunkEntry> {
     let mut words = text.split(' ');
     let entry = ChunkEntry {

@@ -155,6 +155,7 @@ struct Holder {
 }
 
 impl Holder {
+    /// A holder with a new owner number, which has not written the block yet.
     fn new(media: &Media, limit: Duration) -> Result<Holder> {
         let fence = Fence::closed();
         Ok(Holder {

@@ -168,6 +168,7 @@ struct Front {
 }
 
 impl Documents {
+    /// Opens the documents of `index`, after checking its ends. `is_typed` as in [`column`].
     fn open(index: &Input, tokens: &Input, is_typed: bool) -> Result<OpenRows> {
         let tables = Tables::read(index)?;
         let len_bytes = tokens.len_bytes()?;

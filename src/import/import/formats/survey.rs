@@ -136,6 +136,7 @@ impl Seen {
     /// Values that only bytes can hold.
     const OTHER: u16 = 256;
 
+    /// The properties of a value of a key; none of `null`.
     fn of(value: &Value) -> Seen {
         match value {
             Value::Null => Seen::default(),
@@ -150,6 +151,7 @@ impl Seen {
         }
     }
 
+    /// The properties of a value that is no list.
     fn kind_of(value: &Value) -> u16 {
         let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
         match (value, number_of(value)) {

@@ -106,6 +106,7 @@ fn elements_of(data: &DataType, shape: Option<Vec<u32>>) -> Option<FieldType> {
     }
 }
 
+/// The element type of numbers; `None`: `data` is another type.
 fn element_of(data: &DataType) -> Option<Element> {
     Some(match data {
         DataType::Boolean => Element::Bool,
@@ -220,6 +221,7 @@ impl Values {
         Values { array: array.clone(), find: find_in(array) }
     }
 
+    /// The bytes of a row; `None` for a null.
     fn cell(&self, row: usize) -> Found {
         if self.array.is_null(row) { Ok(None) } else { (self.find)(row..row + 1) }
     }
@@ -301,6 +303,7 @@ fn fixed_size(bytes: Buffer, each: usize) -> FindBytes {
     Box::new(move |rows| shared(&bytes, rows.start * each..rows.end * each))
 }
 
+/// Bytes or strings, which follow one another.
 fn slices<T: ByteArrayType>(array: &ArrayRef) -> FindBytes {
     let array = array.as_bytes::<T>();
     let bytes = Arc::new(array.values().clone());
@@ -308,6 +311,7 @@ fn slices<T: ByteArrayType>(array: &ArrayRef) -> FindBytes {
     Box::new(move |rows| shared(&bytes, ends[rows.start].as_usize()..ends[rows.end].as_usize()))
 }
 
+/// Lists, whose elements follow one another.
 fn lists<O: OffsetSizeTrait>(array: &ArrayRef) -> FindBytes {
     let array = array.as_list::<O>();
     let inner = Values::of(array.values());
@@ -315,6 +319,7 @@ fn lists<O: OffsetSizeTrait>(array: &ArrayRef) -> FindBytes {
     Box::new(move |rows| inner.of_list(ends[rows.start].as_usize()..ends[rows.end].as_usize()))
 }
 
+/// Bytes or strings that views refer to.
 fn views<T: ByteViewType>(array: &ArrayRef) -> FindBytes {
     let array = array.as_byte_view::<T>();
     let buffers: Vec<Arc<Buffer>> = array.data_buffers().iter().cloned().map(Arc::new).collect();

@@ -136,6 +136,7 @@ impl Blocks {
         self.of.client.fetch(&self.of.object, range)
     }
 
+    /// Waits for requested bytes, and counts them. Records a failure of the store.
     fn arrived(&self, pending: Pending) -> io::Result<Bytes> {
         let bytes = pending.take();
         let bytes = bytes

@@ -232,6 +232,7 @@ impl FillTarget {
         }
     }
 
+    /// As [`take`](Self::take), once.
     fn try_take(&self) -> Result<Option<(Writing, PreparedImage)>> {
         let FillTarget { image, source, rank, connect } = self;
         match state_at(image, *source, connect)? {
