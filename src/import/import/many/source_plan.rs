@@ -1,8 +1,8 @@
 //! The plan of an import from sources: the source, all chunks, and for each part the rows of its chunks.
 //!
 //! The pieces of the plan's file are the rows of each part, usually one or two megabytes a piece, and the names of all
-//! samples, in smaller pieces. In pieces, numbers are LEB128, and strings follow their length. No process loads the
-//! rows of other parts, and a part loads few rows at a time.
+//! samples, in smaller pieces. In pieces, numbers are LEB128, and strings follow their length. No part loads the rows
+//! of others, and each loads few rows at a time.
 //!
 //! The rows of a piece are in the order of chunks and slots; behind them are their values of typed columns. Names are
 //! in the order of ids. Each name is stored without the prefix that it shares with the name before it.
