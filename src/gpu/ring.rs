@@ -144,7 +144,7 @@ impl Slot {
         let owners = Box::new((host, Arc::clone(&filled)));
         shared.state.lock().copies.push_back(HostCopy { copied, _owners: owners });
         shared.started.notify_all();
-        Ok(DeviceBytes(Arc::new(ConsumerHold(filled))))
+        Ok(DeviceBytes(Arc::new(Lease(filled))))
     }
 }
 
@@ -338,10 +338,10 @@ impl Drop for RingShared {
 /// A batch's bytes on a device. Clones share them. The buffer returns to its ring once the last clone is dropped and
 /// the copy is done; the next copy into it waits on the device for the work that consumers' streams had by then.
 #[derive(Clone)]
-pub struct DeviceBytes(Arc<ConsumerHold>);
+pub struct DeviceBytes(Arc<Lease>);
 
 /// The consumers' hold on a buffer: when the last clone is dropped, the work of their streams is recorded.
-struct ConsumerHold(Arc<FilledSlot>);
+struct Lease(Arc<FilledSlot>);
 
 /// A filled buffer, which its consumers and its copy hold. It returns to the ring when neither holds it.
 struct FilledSlot {
@@ -418,7 +418,7 @@ impl std::fmt::Debug for DeviceBytes {
     }
 }
 
-impl Drop for ConsumerHold {
+impl Drop for Lease {
     fn drop(&mut self) {
         let FilledSlot { shared, memory, .. } = &*self.0;
         if !shared.driver.is_ours() {

@@ -126,7 +126,7 @@ impl<T: Copy> RowDeal<T> {
     /// a row. The place is not that of the consumed rows.
     pub fn next(
         &mut self,
-        draw: &mut Draw<'_, T>,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
         layout: &mut Layout,
     ) -> Result<Option<Dealt>> {
