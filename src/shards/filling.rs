@@ -382,7 +382,7 @@ fn owned(value: Value<'_>) -> OwnedValue {
     }
 }
 
-/// The length of records in an image, which is a multiple of the cell.
+/// The bytes that a chunk's records of `len` bytes take in an image: whole cells.
 fn padded(len: usize) -> usize {
     len.next_multiple_of(CELL_BYTES as usize)
 }

@@ -87,6 +87,7 @@ impl ShardSet {
         Ok(Some((index, true)))
     }
 
+    /// Decodes a whole shard to make its index.
     fn make(&self, shard: usize, work: &IndexingWork) -> Result<ShardIndex> {
         let mut reader = self.reader(shard)?;
         let mut record = Vec::new();
@@ -155,6 +156,7 @@ impl IndexingWork {
         Ok(())
     }
 
+    /// Ends the work with `error`, unless it has ended with an earlier one.
     fn fail(&self, error: Error) {
         self.error.lock().get_or_insert(error);
         self.is_over.store(true, Ordering::Relaxed);

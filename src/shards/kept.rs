@@ -41,7 +41,7 @@ pub struct KeptObjects {
     pack: Pack,
 }
 
-/// The right to make an index. It ends with the process.
+/// The right to make an index. It ends when this value is dropped, or with the process.
 #[derive(Debug)]
 pub enum Making<'a> {
     /// The exclusive right to make a file.
@@ -89,7 +89,8 @@ impl KeptIndexes {
         }))
     }
 
-    /// The index with this key; `None`: there is none, or only a damaged one, which the caller makes again.
+    /// The index with this key. `None`: there is none, or it is damaged or of another version; the caller makes it
+    /// again.
     ///
     /// # Errors
     /// Errors of the file system or of the store.

@@ -6,7 +6,8 @@
 //! - A whole run is decoded into the reader's buffer.
 //! - For a part of a run, the run is decoded into memory, and the part is copied. The last such runs stay in memory
 //!   (`run_cache.rs`).
-//! - For a short part, only its samples are decoded, if they have places, unless the read continues a recent one.
+//! - For a short part, only its samples are decoded, if they have places, unless the whole run is in memory or is
+//!   likely to be wanted soon (`run_cache.rs`).
 //! - A run without a place, as in a compressed shard, is decoded together with the runs before it, from the last one
 //!   with a place on. All of them are decoded into memory.
 //!
@@ -366,7 +367,7 @@ impl RunReader {
 }
 
 const BLOCK_LEN_BYTES: u32 = 4096;
-/// A whole run can be read at once.
+/// A whole run can be read at once, unless it is one longer sample.
 const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 /// Maximum reads of a queue pair at a time, including those that wait for the same run.
 const MOST_AT_ONCE: usize = 128;

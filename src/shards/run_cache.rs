@@ -28,7 +28,8 @@ struct RunCacheState {
     decoding: HashMap<usize, RunToDecode>,
     /// The run of each read that decodes its samples alone now.
     sample_reads: Vec<usize>,
-    /// The last such reads that have ended: the run, and the offset in it at which the read ended.
+    /// The last such reads that have ended: the run, and the offset in it at which the read ended. Of reads of one run
+    /// at the same time, only the last one to end is here.
     last_sample_reads: VecDeque<(usize, usize)>,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct RunToDecode {
 
 impl RunCache {
     /// The bytes of the run `wanted` if it is in memory, or else the turn to decode it, together with the runs from
-    /// `first` on. Waits while another thread decodes them, or while others decode too many runs or bytes.
+    /// `first` on. Waits while another thread decodes them, or while there is no room for another run to decode.
     pub(crate) fn turn(
         &self,
         first: usize,
@@ -116,7 +117,8 @@ impl RunCache {
 }
 
 impl RunCacheState {
-    /// Returns whether one more run may be decoded now. A single run may have any length.
+    /// Returns whether one more run may be decoded now: not too many runs or bytes are, and a run for one reader alone
+    /// gives way to reads of samples. A run of any length may be decoded while no other is.
     fn has_room(&self, run: RunToDecode) -> bool {
         let all = self.decoding.values();
         let bytes = all.clone().map(|other| other.len_bytes).sum::<u64>();

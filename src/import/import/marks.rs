@@ -69,12 +69,13 @@ pub(super) enum MarkState {
     Written(Lane),
 }
 
-/// The chunks that programs wrote onto a namespace, each run of them with a record behind it.
+/// The chunks that programs wrote onto a namespace, and their records. Each record lies behind the chunks that it
+/// describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lane {
     /// Cell of the last record; 0: there is none.
     pub(super) last_record: u64,
-    /// The cell after that record, where the next chunks begin.
+    /// The cell where the next chunks begin: the one after that record, or the first cell for chunks.
     pub(super) end_cell: u64,
 }
 
@@ -85,7 +86,7 @@ pub(super) struct Record<T> {
     plan: [u8; 16],
     /// The index of the namespace that holds the record.
     namespace: u16,
-    /// The lane without this record.
+    /// The lane before this record was appended.
     pub(super) previous: Lane,
     /// A description of the chunks.
     pub(super) content: T,
@@ -117,7 +118,7 @@ impl Lane {
     /// Reads all records, the last one first. Returns each with the lane that ends with it.
     ///
     /// # Errors
-    /// `damaged` makes the error for a damaged record in a cell. Errors of reading.
+    /// A record is damaged: `damaged` makes the error from the record's cell. Errors of reading.
     pub(super) fn records<T: DeserializeOwned>(
         mut self,
         channel: &mut Channel,
@@ -151,4 +152,5 @@ impl Lane {
     }
 }
 
+/// A record has no fixed offset, and is as long as its content needs.
 const RECORD: Block = Block { what: "record of chunks", magic: *b"DLFSRECD", at: 0, len: 0 };

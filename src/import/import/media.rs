@@ -23,7 +23,8 @@ pub(super) struct Media {
     pub(super) devices: Arc<[Arc<dyn Device>]>,
     /// Checks all writes except those of the lease, and refuses them until the lease is held: see `lease.rs`.
     pub(super) fence: Arc<Fence>,
-    /// Time of the last failed call, whose writes may still be in transit, in ns of [`Fence::now`]; 0: none.
+    /// Time of the last call that failed for a transient reason, in ns of [`Fence::now`]; 0: none. Its writes may still
+    /// be in transit.
     lost_write_ns: Arc<AtomicU64>,
     /// The time during which failed calls are retried.
     pub(super) retry_budget: Arc<RetryBudget>,
@@ -50,12 +51,13 @@ pub(super) struct Channel {
     fatal: Option<Error>,
 }
 
-/// A write in flight on a [`Channel`].
+/// A write or flush in flight on a [`Channel`].
 #[derive(Debug)]
 pub(super) struct PendingWrite {
     ticket: Ticket,
-    /// The channel's `resets` when the write began. If it differs now, the write was abandoned.
+    /// The channel's `resets` when the call began. If the channel's number differs now, the call was abandoned.
     resets: u32,
+    /// The start of the call, from which its retry time counts.
     begun: Instant,
 }
 
@@ -77,7 +79,8 @@ impl Media {
         Ok(media)
     }
 
-    /// The namespaces `devices`, which may be read-only.
+    /// The namespaces `devices`, which may be read-only. All threads share one queue pair of a namespace that has
+    /// fewer than [`MIN_PAIRS`].
     ///
     /// # Errors
     /// `InvalidArgument`: there are none or too many.
@@ -109,7 +112,7 @@ impl Media {
         most.unwrap_or(1).saturating_sub(RESERVED_PAIRS).max(1)
     }
 
-    /// The same namespaces in another order: `order[i]` is the current index of number `i`.
+    /// The same namespaces in another order: the namespace at index `order[i]` moves to index `i`.
     pub(super) fn in_order(&self, order: &[usize]) -> Media {
         let devices = order.iter().map(|&at| self.devices[at].clone()).collect();
         Media { devices, ..self.clone() }
@@ -119,7 +122,7 @@ impl Media {
     /// All others are too short to take any data.
     ///
     /// # Errors
-    /// None in practice: it allocates memory for a block.
+    /// `OutOfMemory`: there is no memory for the short namespaces.
     pub(super) fn placed(&self, namespace: u16, count: u16) -> Result<Media> {
         let absent = |_| Ok(Arc::new(MemNamespace::new(ABSENT_BYTES, 512)?) as Arc<dyn Device>);
         let mut devices = (0..count).map(absent).collect::<Result<Vec<_>>>()?;
@@ -142,7 +145,7 @@ impl Media {
         self.devices[usize::from(namespace)].namespace().len_bytes()
     }
 
-    /// Returns whether a namespace is a file that can grow.
+    /// Returns whether any namespace is a file that can grow.
     pub(super) fn can_grow(&self) -> bool {
         self.devices.iter().any(|device| device.capabilities().can_grow)
     }
@@ -290,11 +293,12 @@ impl Channel {
         }
     }
 
-    /// The result of a completed write or flush, with its buffer. `Err` returns one that is still in flight.
+    /// The result of a completed write or flush, with its buffer. A call that is still in flight is returned as the
+    /// outer error.
     ///
     /// # Errors
-    /// As [`Channel::write`]. If the queue pair was abandoned, the error of the call that failed, or `Disconnected` if
-    /// that one may be tried again.
+    /// The inner error: as [`Calls::write`] or [`Calls::flush`]. If another call abandoned the queue pair, the error of
+    /// that call, or `Disconnected` if that error was transient.
     pub(super) fn take(&mut self, write: PendingWrite) -> Result<Result<IoBuf>, PendingWrite> {
         let Some(calls) = self.calls.as_mut().filter(|_| self.resets == write.resets) else {
             let message = "a write was given up together with another that failed";
@@ -376,6 +380,7 @@ impl Channel {
         Ok(())
     }
 
+    /// Runs `call` on the queue pair of a namespace, which is opened first if need be.
     fn call<T>(
         &mut self,
         namespace: u16,
@@ -405,6 +410,7 @@ impl Channel {
         self.give_up_if_failed(begun, result)
     }
 
+    /// Abandons all queue pairs if `result`, of a call that began at `begun`, is an error.
     fn give_up_if_failed<T>(&mut self, begun: Instant, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             if is_transient(error) {
@@ -435,10 +441,10 @@ const RESERVED_PAIRS: usize = 2;
 /// With fewer queue pairs than this, all threads share one.
 const MIN_PAIRS: usize = RESERVED_PAIRS + 1;
 
-/// The deadline of a call.
+/// The longest duration of a call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The shortest deadline of a call, for when earlier failures have used up the retry time.
+/// A call may last at least this long, also when earlier failures have used up the retry time.
 const MIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Zeroes per write command.

@@ -105,7 +105,7 @@ pub struct RowOptions {
     /// The column of the labels: integers, or names of classes. `None`: the only column that the file declares
     /// to hold classes, as Hugging Face files do.
     pub label: Option<String>,
-    /// The columns that become fields. Empty: all others, or of texts that become tokens none but these.
+    /// The columns that become fields. Empty: with a tokenizer only the tokens, otherwise all other columns.
     pub fields: Vec<String>,
     /// The JSON Lines key whose values are paths of files, relative to the folder of the JSON Lines file. The
     /// files become the field `file`; if `file` is a key of the lines, or `fields` has this key, the field has the
@@ -395,12 +395,11 @@ impl MediaUse {
 
     /// Adds a chunk.
     pub(super) fn add(&mut self, chunk: &DraftLen, layout: &ImageLayout) {
-        let between = chunk.data_bytes - chunk.record_bytes;
         let whole = layout.cells_of(chunk.len_bytes()) * layout.cell_bytes();
         self.sample_bytes += chunk.record_bytes;
         self.header_bytes += chunk.header_bytes;
         self.alignment_bytes += chunk.alignment_bytes;
-        self.padding_bytes += whole - chunk.header_bytes - chunk.record_bytes - between;
+        self.padding_bytes += whole - chunk.header_bytes - chunk.data_bytes;
     }
 
     /// Adds the bytes that the commit writes.

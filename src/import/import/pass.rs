@@ -4,8 +4,8 @@
 //! so reading the source overlaps writing the media, and threads do not wait for each other. The collecting
 //! thread adds the headers to the directory in the order of slots, flushes periodically, and reports progress.
 //!
-//! After a bad row the pass reads on, to report all bad rows, but writes nothing more: without the bad rows,
-//! the chunks would be different.
+//! After a bad row the pass reads on, to report all bad rows, but begins to write no further chunk: without the bad
+//! rows, the chunks would be different.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,11 +47,11 @@ pub(super) struct Pass<'a> {
     pub(super) media: &'a Media,
     /// The right to write.
     pub(super) lease: &'a Lease,
-    /// Number of threads; 0: chosen here.
+    /// Number of threads; 0: chosen here. The queue pairs of the namespaces limit it.
     pub(super) threads: usize,
     /// Set if chunks may be on the media already.
     pub(super) may_exist: bool,
-    /// Chunks below this number are on the media and need no check.
+    /// Number of chunks at the front of `chunks` that are on the media and need no check.
     pub(super) skip_chunks: u64,
     /// Set to only read the source, and list bad rows.
     pub(super) only_check: bool,
@@ -60,7 +60,7 @@ pub(super) struct Pass<'a> {
 /// The result of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// Chunks on the media.
+    /// Chunks that the pass found on the media or wrote.
     pub(super) chunks: u64,
     /// Chunks that were on the media before the pass.
     pub(super) found: u64,
@@ -68,7 +68,7 @@ pub(super) struct Outcome {
     pub(super) bad: BadRows,
     /// Set if a connection was lost. Writes that were not flushed by then may be lost too.
     connection_lost: bool,
-    /// Chunks below this number were flushed before a connection was lost.
+    /// Number of chunks at the front of [`Pass::chunks`] that were flushed before a connection was lost.
     durable_chunks: u64,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Outcome {
 pub(super) type BadRows = Vec<(u64, BadEntry)>;
 
 impl Pass<'_> {
-    /// Builds every chunk of the plan, and adds it to `builder`, if given.
+    /// Builds every chunk of the plan that is not skipped, and adds it to `builder`, if given.
     ///
     /// # Errors
     /// The first failure of a thread. `Interrupted`: `progress` asked to stop.
@@ -85,7 +85,7 @@ impl Pass<'_> {
         builder: Option<&mut DirectoryBuilder>,
         progress: &mut dyn Progress,
     ) -> Result<Outcome> {
-        let shared = Shared {
+        let shared = PassShared {
             pass: self,
             next: AtomicUsize::new(self.skip_chunks as usize),
             stop: AtomicBool::new(false),
@@ -132,8 +132,8 @@ impl Pass<'_> {
     }
 
     /// Runs `finish`, which flushes the chunks of `outcome`. First verifies every chunk that a lost connection may
-    /// have lost; without digests, every chunk. Does both again if a connection is lost meanwhile. Returns the rows
-    /// that this found to be bad; `finish` has not succeeded then.
+    /// have lost, and writes it again if need be; without digests, every chunk. Does both again if a connection is
+    /// lost meanwhile. If a chunk that is written again has bad rows, returns them, without a success of `finish`.
     pub(super) fn finish(
         &mut self,
         outcome: &Outcome,
@@ -206,12 +206,12 @@ type Event = Result<DoneChunk, BadRows>;
 struct DoneChunk {
     chunk: ChunkLayout,
     header: Box<ChunkHeader>,
-    /// Set if the chunk was found there; otherwise it was written.
+    /// Set if the chunk was on the media before; otherwise the pass wrote it.
     found: bool,
 }
 
 /// State that all threads share.
-struct Shared<'a> {
+struct PassShared<'a> {
     pass: &'a Pass<'a>,
     /// The number of the next chunk to take.
     next: AtomicUsize,
@@ -225,7 +225,7 @@ struct Shared<'a> {
 
 /// Puts headers in order, and counts them.
 struct Collector<'a, 'b> {
-    shared: &'a Shared<'a>,
+    shared: &'a PassShared<'a>,
     /// The directory to which headers are added, if there is one.
     builder: Option<&'b mut DirectoryBuilder>,
     progress: &'b mut dyn Progress,
@@ -339,7 +339,7 @@ enum Started {
 
 /// One thread of a pass: takes chunk layouts, reads their rows, and writes the chunks in the background.
 struct Worker<'p, 'a> {
-    shared: &'p Shared<'a>,
+    shared: &'p PassShared<'a>,
     events: Sender<Event>,
     reader: SourceReader<'a>,
     /// The chunks in flight.
@@ -353,7 +353,7 @@ struct Worker<'p, 'a> {
 }
 
 impl<'p, 'a> Worker<'p, 'a> {
-    fn new(shared: &'p Shared<'a>, events: Sender<Event>) -> Worker<'p, 'a> {
+    fn new(shared: &'p PassShared<'a>, events: Sender<Event>) -> Worker<'p, 'a> {
         let pass = shared.pass;
         let buf_len = ChunkBuilder::buf_len_bytes(&pass.spec.layout);
         Worker {
@@ -411,7 +411,8 @@ impl<'p, 'a> Worker<'p, 'a> {
         Some(Task { chunk, may_exist: self.shared.pass.may_exist, pause: None })
     }
 
-    /// Builds a chunk up to the submission of its writes; only reads it once a bad row was found.
+    /// Builds a chunk up to the submission of its writes; only reads its rows if `only_check` is set, as it is once a
+    /// bad row was found.
     fn start(&mut self, task: Task) -> Result<()> {
         if self.shared.only_check.load(Ordering::Relaxed) {
             let bad = self.check(&task.chunk);
@@ -440,6 +441,9 @@ impl<'p, 'a> Worker<'p, 'a> {
 
     /// Queues a task again after a lost connection. The writes may have been executed or not, so the task reads
     /// the chunk on a new connection, and writes it if it is not complete.
+    ///
+    /// # Errors
+    /// `error`, if no connection was lost, the time for retries is over, or the pass stops.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
         let pause = task.pause.get_or_insert_default();
         let budget = &self.shared.pass.media.retry_budget;
@@ -467,7 +471,7 @@ impl<'p, 'a> Worker<'p, 'a> {
     /// Reads the chunk's rows and submits its writes, unless the chunk is on the media already.
     ///
     /// # Errors
-    /// The chunk could not be written, or read back.
+    /// The chunk could not be written, or read back. `Busy`: the lease is lost.
     fn build(&mut self, Task { chunk, may_exist, .. }: &Task) -> Result<Started> {
         self.shared.pass.lease.check()?;
         if *may_exist && let Some(header) = self.find(chunk)? {

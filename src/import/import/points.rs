@@ -23,6 +23,7 @@ use dlfs_places::{Client, Object};
 
 /// The points of one import.
 pub(super) struct Points {
+    /// The objects that the user gave, then those that lists name.
     objects: ObjectList,
     /// The checkpoint as the media hold it.
     checkpoint: Checkpoint,
@@ -75,7 +76,7 @@ impl Points {
         let saved = block.and_then(|block| Checkpoint::parse(&block));
         let Some(saved) = saved else { return Ok(Vec::new()) };
         let points = saved.points_of(&self.checkpoint, &self.objects);
-        let points = points.map_err(|among| error(&among, files, shards))?;
+        let points = points.map_err(|among| has_changed(&among, files, shards))?;
         Ok(points.iter().filter_map(|point| Some((*point, saved.classes_of(point)?))).collect())
     }
 
@@ -161,7 +162,7 @@ fn described<'a>(client: &Client, object: &'a Object) -> (String, u64, Option<&'
 }
 
 /// The error for a change of one of the objects with the numbers `among`.
-fn error(among: &Range<u64>, files: &[FoundFile], shards: &[(Client, Object)]) -> Error {
+fn has_changed(among: &Range<u64>, files: &[FoundFile], shards: &[(Client, Object)]) -> Error {
     let mut all = objects(files).chain(shards);
     let count = among.end - among.start;
     let text = match count {
@@ -177,8 +178,8 @@ fn error(among: &Range<u64>, files: &[FoundFile], shards: &[(Client, Object)]) -
     }
 }
 
-/// A point is noted after this many bytes, or after [`POINT_SAMPLES`] samples. More points would cost time: the import
-/// waits for each point's write.
+/// A point is noted after this many bytes of samples, or after [`POINT_SAMPLES`] samples. More points would cost time:
+/// the import waits for each point's write.
 const POINT_BYTES: u64 = 16 << 20;
 /// A point is noted after this many samples, too.
 const POINT_SAMPLES: u64 = 1 << 17;

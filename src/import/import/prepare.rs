@@ -1,5 +1,5 @@
 //! Inspects the namespaces before anything is written, and decides whether to begin, append, resume, or discard their
-//! contents.
+//! contents. Also reads and writes the journals of an import.
 //!
 //! `committed.rs` opens the generation that they hold, `empty.rs` looks for user data, and `discard.rs` erases an
 //! image.
@@ -27,7 +27,7 @@ pub(super) struct ImportState {
     pub(super) current: Option<Current>,
     /// The journal. Together with the source it determines everything that the import writes.
     pub(super) journal: Journal,
-    /// Set if a part of the import may be on the media already.
+    /// Set if some chunks of the import may be on the media already.
     pub(super) resumed: bool,
     /// Set if the whole import is on the media and committed.
     pub(super) done: bool,
@@ -64,8 +64,9 @@ impl ImportState {
 /// ([`give_up_plan`]).
 ///
 /// # Errors
-/// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to
-/// append to, or to resume. Errors of reading, and of a damaged image.
+/// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to append
+/// to, or to resume. `BadSource`: the source is not that of the import to resume. Errors of reading, of a damaged
+/// image, and of [`give_up_plan`].
 pub(super) fn prepare(
     media: Media,
     options: &ImportOptions,
@@ -225,15 +226,18 @@ pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<
     Ok(false)
 }
 
-/// The name of a number of a journal, for messages.
+/// The name of [`Part::first`] in error messages.
 const PART_OF_JOURNAL: &str = "first id of an import's part in its journal";
 
 fn nothing_to_resume() -> Error {
     Error::new(ErrorKind::NotFound, "there is no unfinished import to resume")
 }
 
-/// The journal on which all namespaces agree, and the namespaces' order. `None`: the import stopped before its
-/// journal was on all namespaces, so it has written nothing else.
+/// The journal on which all namespaces agree, and the namespaces' order. `None`: there is no import, or it stopped
+/// before its journal was on all namespaces and has written nothing else.
+///
+/// # Errors
+/// `InvalidArgument`: the journals are not those of all namespaces of one image. Errors of reading.
 fn read_journals(media: &Media) -> Result<Option<(Journal, Vec<usize>)>> {
     let mut channel = media.channel();
     let mut journals = Vec::new();

@@ -9,15 +9,17 @@ use parking_lot::Mutex;
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::registry::Registration;
 
-/// Receives the progress of an import, on the importing thread.
+/// Receives the progress of an import, a purge, a rebuild or the indexing of shards, on the calling thread.
 pub trait Progress {
-    /// Called when a stage begins. `samples` and `bytes` are its totals; 0 if unknown.
+    /// Called when a stage begins. `samples` and `bytes` are its totals; 0 if unknown. When a rebuild searches for
+    /// chunks, `samples` counts the cells to search.
     fn stage(&mut self, stage: Stage, samples: u64, bytes: u64);
 
     /// Called when this many more samples and bytes of the stage are done.
     fn advance(&mut self, samples: u64, bytes: u64);
 
-    /// Called periodically. Returns whether to stop. Completed work is kept for a later `Resume`.
+    /// Called periodically, except by a rebuild. Returns whether to stop. An import can be resumed then; the
+    /// generations that a purge has committed stay.
     fn stop(&mut self) -> bool {
         false
     }
@@ -33,7 +35,7 @@ impl Progress for () {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Indexing the source.
+    /// Indexing the source; in a rebuild, searching for chunks.
     Indexing,
     /// Reading samples and writing chunks.
     Writing,
@@ -95,12 +97,12 @@ struct Counters {
     running: Mutex<Option<(usize, Instant)>>,
 }
 
-/// The work and time of a stage. The time includes completed runs only.
+/// The work and time of a stage.
 #[derive(Default)]
 struct StageCounters {
     samples: AtomicU64,
     bytes: AtomicU64,
-    /// Duration of the completed runs.
+    /// Duration of the stage's completed runs; [`Counters::measure`] adds the running one.
     nanoseconds: AtomicU64,
 }
 

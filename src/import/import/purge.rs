@@ -77,7 +77,7 @@ struct Purge<'a> {
     ceilings: Vec<u64>,
     /// Number of times that the ceilings were raised.
     raises: u32,
-    /// Set if the last generation freed chunks. Their cells cannot be written before the next generation.
+    /// Set if the current generation freed chunks. Their cells cannot be written until the next one is committed.
     has_freed: bool,
     /// Chunks written.
     chunks: u64,
@@ -243,8 +243,8 @@ impl<'a> Purge<'a> {
         directory.layout().cells_of(snapshot + record + more)
     }
 
-    /// Lets files grow by an eighth of their size, and by the size of a commit. Returns false if no file can
-    /// grow further.
+    /// Lets files grow by an eighth of their size, four full chunks and a commit. Returns false if no file can grow
+    /// further.
     fn raise_ceilings(&mut self) -> bool {
         let layout = *self.edit.current.directory.layout();
         let least = self.commit_cells() + 4 * layout.cells_of(layout.chunk_size_bytes.into());
@@ -388,6 +388,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
+    /// Adds an empty entry for the deleted sample at `slot`.
     fn push_purged(&mut self, slot: Slot) -> Result<()> {
         self.go_to(slot)?;
         self.chunks.push_purged(self.old.id_at(slot).expect("a slot of a chunk has an id"))
@@ -402,6 +403,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
+    /// The part that has `slot`.
     fn part_of(&self, slot: Slot) -> &Part {
         let parts = self.old.parts();
         parts.take_while(|part| part.first <= slot.0).last().expect("parts begin with slot 0")

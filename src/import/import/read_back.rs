@@ -71,7 +71,8 @@ pub(super) fn is_head_of(
         && head.check_location(&spec.layout, namespace, cell).is_ok()
 }
 
-/// Returns whether the sample of the chunk at offset `start` matches its checksums, and all padding is zero.
+/// Returns whether the only sample of the chunk at offset `start` matches its checksums, and the padding behind the
+/// sample is zero.
 fn oversize_is_sound(
     channel: &mut Channel,
     header: &ChunkHeader,
@@ -121,10 +122,10 @@ fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
         && (pieces.is_empty() || sums.pieces().eq(pieces.iter().copied()))
 }
 
-/// Reads chunks that were written back, and compares them with their heads.
+/// Reads back chunks that were written, and checks that each has its head of `heads` and matching checksums.
 ///
 /// # Errors
-/// `Disconnected`: a chunk differs; `hint` says what to do. Errors of reading.
+/// `Disconnected`: a chunk is not as it was written; `hint` says what to do. Errors of reading.
 pub(super) fn check_heads(
     channel: &mut Channel,
     heads: &[ChunkHead],

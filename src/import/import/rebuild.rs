@@ -46,7 +46,7 @@ pub struct RebuildReport {
     pub chunks: u64,
     /// Chunk heads that do not belong to the generation: replaced, or never committed.
     pub unused_chunks: u64,
-    /// Cells whose first block cannot be read. A chunk that begins in such a cell is lost.
+    /// Cells outside the found chunks that cannot be read. A chunk that begins in such a cell is lost.
     pub unreadable_cells: u64,
     /// Number of bad superblock copies that were repaired.
     pub mended_copies: u64,
@@ -62,6 +62,8 @@ pub struct RebuildReport {
 /// The result is the generation that the superblocks commit. But if a bad copy may have committed a newer
 /// generation, that generation's record exists, and it has lost no more samples, the result is the newer one.
 /// This completes an interrupted commit: all data of a generation is durable before its superblock is written.
+/// If no superblock of namespace 0 is valid, the result is the newest generation whose record is intact; without any
+/// record, the newest one.
 ///
 /// If the record of the committed generation is damaged, its snapshot is used, which has the same information.
 /// Without either, deleted samples become live again.
@@ -192,7 +194,7 @@ fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) 
         .collect()
 }
 
-/// Identifies the image. Returns its namespaces in its order.
+/// Identifies the image. Returns its namespaces in its order, and its layout.
 fn identify(media: &Media) -> Result<(Media, ImageLayout)> {
     let copies = media.superblocks()?;
     if let Ok(opened) = select_generation(&copies) {
@@ -210,7 +212,7 @@ fn identify(media: &Media) -> Result<(Media, ImageLayout)> {
     Ok((media.in_order(&order), places[0].0))
 }
 
-/// The layout in the first chunk of a namespace, and the namespace's number.
+/// The layout and the namespace's number, both from the first chunk of a namespace.
 fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
     let mut found = None;

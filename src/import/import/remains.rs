@@ -6,8 +6,8 @@
 //! A scan skips the cells of the chunks that it finds. But a purge abandons chunks with deleted samples, and
 //! newer heads may have been written into their cells since. So the scan continues inside all chunks except
 //! the [`sound_chunks`], which no purge can have abandoned. It continues inside every chunk if the superblocks
-//! do not show the current generation, the record does not show the deletions, or samples are missing. Samples
-//! are read only if two chunks have slots in common.
+//! do not show the current generation, nothing can be assembled, neither record nor snapshot shows the deletions, or
+//! samples are missing. Samples are read only if two chunks have slots in common.
 
 use std::collections::HashSet;
 
@@ -36,7 +36,7 @@ pub(super) struct Remains {
     layout: ImageLayout,
     /// The superblock copies of each namespace.
     pub(super) copies: Vec<SuperblockCopies>,
-    /// The directory that supplies the older chunks, if there is one.
+    /// The directory that supplies the older chunks: see [`rebuild`](super::rebuild). `None`: all headers are read.
     pub(super) base: Option<Directory>,
 }
 
@@ -107,8 +107,8 @@ impl Remains {
         )
     }
 
-    /// The committed superblock, and the generation that may have been committed after it. Without any valid
-    /// superblock, both are `None`.
+    /// The committed superblock, and the generation that may have been committed after it. If no generation can be
+    /// selected, the newest superblock of namespace 0 counts as committed; without a valid one, both are `None`.
     fn committed(&self) -> (Option<Superblock>, Option<Generation>) {
         match select_generation(&self.copies) {
             Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
@@ -336,7 +336,7 @@ fn sound_chunks(found: &Found) -> HashSet<(u16, u64)> {
     sound
 }
 
-/// Reads the header of a chunk. `None`: the chunk cannot be used.
+/// Reads the header of a chunk. `None`: the header is damaged, or a sample is and one of `heads` has the same slots.
 fn read_usable(
     channel: &mut Channel,
     heads: &[ChunkHead],

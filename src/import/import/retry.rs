@@ -31,7 +31,7 @@ pub(super) struct RetryBudget {
     until: Mutex<Option<Instant>>,
 }
 
-/// One thread's delay before the last attempt. It doubles with each attempt, up to [`MAX_BACKOFF`].
+/// One thread's delay before its last retry; zero before the first. It doubles from [`MIN_BACKOFF`] to [`MAX_BACKOFF`].
 #[derive(Default)]
 pub(super) struct Backoff(Duration);
 
@@ -39,7 +39,7 @@ impl RetryBudget {
     /// Retries `attempt`, which must be idempotent, while its errors are transient.
     ///
     /// # Errors
-    /// The last error, when the budget is spent.
+    /// The first error that is not transient; the last one when the budget is spent.
     pub(super) fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut pause = Backoff::default();
         let never = AtomicBool::new(false);
@@ -71,7 +71,8 @@ impl RetryBudget {
         self.until.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
     }
 
-    /// Sleeps longer than last time. Returns false, without sleep, if the budget is spent or `stop` is set.
+    /// Sleeps twice as long as last time, within the bounds of [`Backoff`]. Returns false, without sleep, if the budget
+    /// would end first or `stop` is set.
     pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
         let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
         let until = *self.until.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);

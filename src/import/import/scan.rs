@@ -19,7 +19,7 @@ pub(super) struct Scan {
     layout: ImageLayout,
     /// The valid heads.
     pub(super) heads: Vec<ChunkHead>,
-    /// Cells whose first block cannot be read, and that belong to no found chunk.
+    /// Cells that cannot be read, and that belong to no found chunk.
     pub(super) unreadable: Vec<CellRange>,
     /// The cells of found chunks that were skipped, each with namespace and cell of the chunk's head.
     skipped: Vec<((u16, u64), CellRange)>,
@@ -151,7 +151,7 @@ pub(super) fn each_block(
     Ok(())
 }
 
-/// The cells for chunks of each namespace, up to the cell that `ends` has for the namespace.
+/// The cells for chunks of each namespace; `ends` has the exclusive end for each.
 pub(super) fn cells_until(
     layout: &ImageLayout,
     ends: impl IntoIterator<Item = u64>,

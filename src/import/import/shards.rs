@@ -29,7 +29,7 @@ use dlfs_places::Place;
 pub struct Shard {
     /// Path or address.
     pub path: PathBuf,
-    /// Prefix of names that an earlier shard has, too.
+    /// The prefix of those of its names that an earlier shard has, too.
     pub name: Vec<u8>,
     /// Length in bytes, as stored.
     pub len_bytes: u64,
@@ -47,7 +47,7 @@ pub struct Shards {
     /// The columns of the files, if the shards are files of rows.
     rows: Option<Arc<RowSet>>,
     options: ImportOptions,
-    /// Entries beside the shards that are no files.
+    /// Entries beside the shards that cannot be imported, such as dangling links.
     bad: Vec<BadEntry>,
     /// Names and types of the fields of all samples.
     layout: OnceLock<(Vec<Vec<u8>>, FieldTypes)>,
@@ -119,7 +119,7 @@ impl Shards {
         self.judged.kind
     }
 
-    /// Entries beside the shards that are no files.
+    /// Entries beside the shards that cannot be imported, such as dangling links.
     pub fn bad(&self) -> &[BadEntry] {
         &self.bad
     }
@@ -129,10 +129,11 @@ impl Shards {
         self.files.iter().any(|file| file.object.is_some())
     }
 
-    /// Names and types of the fields. Unless they are [given](Self::set_layout), reads the first sample if need be.
+    /// Names and types of the fields. Unless [`set_layout`](Self::set_layout) has set them, reads the first sample if
+    /// it [defines them](Self::is_of_first).
     ///
     /// # Errors
-    /// Errors of reading it.
+    /// Errors of reading the sample.
     pub fn layout(&self) -> Result<&(Vec<Vec<u8>>, FieldTypes)> {
         if let Some(layout) = self.layout.get() {
             return Ok(layout);
@@ -261,8 +262,8 @@ impl Shards {
         Ok(ShardStream { from: Checked::new(samples, checks, types), is_packed, shards: self })
     }
 
-    /// The names of the classes and the label of each sample, if they follow from the `names` of all samples: those of
-    /// plain archives that are files.
+    /// The names of the classes and the label of each sample. `None`: they do not follow from the `names` of all
+    /// samples, as they do in plain archives that are files, or there are no classes.
     pub fn folder_classes(&self, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<FolderClasses> {
         let is_plain = self.kind() == SourceKind::Tar && !self.are_objects();
         let names = is_plain.then(names)?;

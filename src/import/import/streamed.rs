@@ -1,4 +1,4 @@
-//! Imports a stream: reads it once, in its own order, and writes it as it arrives.
+//! Imports a stream: reads it once, and writes its samples as they arrive, in their order or shuffled in windows.
 //!
 //! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed
 //! import reads the stream again, but does not write chunks again that are on the media with the expected
@@ -90,7 +90,7 @@ pub(super) fn run(
         points,
         samples: 0,
         sample_bytes: 0,
-        only_names_matter: false,
+        only_lists_bad: false,
     };
     let restored = files_again.as_ref().map(|files| import.restore(files, opened.shards()));
     let restored = restored.transpose()?.flatten();
@@ -101,7 +101,7 @@ pub(super) fn run(
     loop {
         import.note(&*source)?;
         let Some(sample) = source.next_sample()? else { break };
-        import.only_names_matter = options.on_error == OnError::Stop && !source.bad().is_empty();
+        import.only_lists_bad = options.on_error == OnError::Stop && !source.bad().is_empty();
         import.take(&sample, &mut *source)?;
         source.give_back(sample);
     }
@@ -288,7 +288,7 @@ struct StreamImport<'a> {
     /// Bytes of these samples.
     sample_bytes: u64,
     /// Set if the import has failed, and reads the rest of the stream only to list bad entries.
-    only_names_matter: bool,
+    only_lists_bad: bool,
 }
 
 impl StreamImport<'_> {
@@ -328,7 +328,7 @@ impl StreamImport<'_> {
     fn note(&mut self, source: &dyn SampleStream) -> Result<()> {
         let Some(points) = &mut self.points else { return Ok(()) };
         points.write(&mut self.chunks)?;
-        if !self.only_names_matter {
+        if !self.only_lists_bad {
             points.note(self.samples, self.sample_bytes, source);
         }
         Ok(())
@@ -336,7 +336,7 @@ impl StreamImport<'_> {
 
     /// Writes a sample. If its unread bytes turn out to be bad, tells `source` and leaves it out.
     fn take(&mut self, sample: &StreamSample, source: &mut dyn SampleStream) -> Result<()> {
-        if self.only_names_matter {
+        if self.only_lists_bad {
             return Ok(());
         }
         if self.samples == 0 {

@@ -1,5 +1,5 @@
-//! The checksums of a commit by many processes, in a temporary file: they are not read before the snapshot contains
-//! them, so they stay out of memory.
+//! The checksums of a commit by many processes, in a temporary file: they are read only when the snapshot is written,
+//! so they need not be in memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

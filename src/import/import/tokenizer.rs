@@ -93,8 +93,8 @@ impl GivenTokenizer<'_> {
     /// Reads the tokenizer that `options` name, if they do, for sources of `kind`.
     ///
     /// # Errors
-    /// As [`tokenizer_in`]. `InvalidArgument`: other options ask for what rows of tokens do not have. `Unsupported`:
-    /// this build does not encode texts.
+    /// As [`tokenizer_in`]. `InvalidArgument`: the options name a column of texts, but no tokenizer or a source without
+    /// texts. `Unsupported`: this build does not encode texts.
     pub(super) fn read(
         options: &ImportOptions,
         kind: SourceKind,

@@ -18,7 +18,7 @@ use dlfs_format::directory::Directory;
 use dlfs_format::format::{ImageLayout, Space};
 
 /// Ends a purge: makes the previous generation unreadable, then frees all space that the current generation does not
-/// read.
+/// read. Does nothing if no namespace is a file that can grow.
 ///
 /// # Errors
 /// Errors of writing. As [`trim`].

@@ -1,8 +1,8 @@
 //! Write-behind: the thread that builds chunks continues reading while they are written.
 //!
-//! A chunk takes several writes, in any order. They count only after the import's next flush; after a crash,
-//! checksums show which chunks are complete. Memory is bounded: a few chunks, and a few pieces of oversize
-//! samples.
+//! A chunk takes one write, or several in any order if it is oversize. Writes count only after the import's next flush;
+//! after a crash, checksums show which chunks are complete. Memory is bounded: a few chunks, and a few pieces of
+//! oversize samples.
 
 use std::collections::VecDeque;
 
@@ -212,7 +212,7 @@ impl<T> WriteBehind<T> {
         self.chunks.len() >= self.max_chunks
     }
 
-    /// Returns whether nothing is in flight.
+    /// Returns whether nothing is in flight, and [`WriteBehind::ended`] has removed all completed chunks.
     pub(super) fn is_idle(&self) -> bool {
         self.chunks.is_empty() && self.flushes.under_way.is_empty()
     }

@@ -76,7 +76,7 @@ fn section(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<Pairs> {
     found
 }
 
-/// The settings of a profile that the client library has, by its names.
+/// The settings of a profile that the client library knows, under the library's names.
 fn settings_of(found: Pairs, profile: &str) -> Result<Pairs> {
     let has = |name: &str| found.iter().any(|(key, _)| key == name);
     let elsewhere = ["credential_process", "sso_session", "sso_start_url", "source_profile"];

@@ -9,7 +9,7 @@ use object_store::{PutMode, PutOptions, PutPayload};
 use tokio::sync::mpsc;
 
 use super::executor::{Asked, Executor};
-use super::fetch::Shared;
+use super::fetch::StoreShared;
 use super::flowing::{Flowing, flow};
 use super::listing::{find, limited, list};
 use super::range_buf::{Pool, RangeBuf};
@@ -27,13 +27,13 @@ pub struct Client(Arc<Inner>);
 
 /// The state that clones of a client share.
 struct Inner {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     executor: Executor,
     /// Makes the counters part of the process's metrics. Clients of one web server share it.
     _metered: Arc<Registration>,
 }
 
-impl Measured for Shared {
+impl Measured for StoreShared {
     fn measure(&self, snapshot: &mut Snapshot) {
         let PlaceStats { requests, retries, throttled, hedges, bytes } =
             self.connections.counts.read();
@@ -64,7 +64,7 @@ impl Client {
         let shared = opened(&executor, place, |root| async move {
             let connections = Arc::<Connections>::default();
             let store = Store::open(&root, &options, Arc::clone(&connections)).await?;
-            Ok(Shared::new(root, store, options, connections))
+            Ok(StoreShared::new(root, store, options, connections))
         })?;
         let _metered = Arc::new(Registration::new(&shared));
         Ok(Client(Arc::new(Inner { _metered, shared, executor })))
@@ -268,9 +268,9 @@ fn opened<F>(
     executor: &Executor,
     place: &Place,
     open: impl FnOnce(Place) -> F,
-) -> Result<Arc<Shared>>
+) -> Result<Arc<StoreShared>>
 where
-    F: Future<Output = Result<Shared>> + Send + 'static,
+    F: Future<Output = Result<StoreShared>> + Send + 'static,
 {
     let root = place.with_key("");
     let address = root.to_string();

@@ -24,7 +24,8 @@ use dlfs_base::nameless_file::nameless_file;
 pub(super) struct Copies {
     /// The files' addresses and copies, the oldest first.
     kept: Mutex<VecDeque<(Place, Arc<FileCopy>)>>,
-    /// Held while copying a file, so that requests for the same file share one copy.
+    /// Held while a file is copied for a request of a range, so that requests for the same file share one copy. A copy
+    /// that is made to find a file's length does not wait for it.
     pub(super) turn: tokio::sync::Mutex<()>,
 }
 

@@ -185,6 +185,7 @@ impl Direct {
         Some(idle.swap_remove(at).stream)
     }
 
+    /// Connects to a host and port.
     async fn connect(&self, host: &str) -> io::Result<TcpStream> {
         let connect = async { TcpStream::connect(&*addresses(host).await?).await };
         let stream = self.within(self.limits.connect, connect).await?;
@@ -203,7 +204,8 @@ impl Direct {
             return Ok(End::Closed(error));
         }
         let mut received = Received::default();
-        let Head { mut answer, len, closes } = match self.head(&mut stream, &mut received).await {
+        let head = self.receive_head(&mut stream, &mut received).await;
+        let Head { mut answer, len, closes } = match head {
             Ok(head) => head,
             Err(error) if received.filled == 0 && is_closing(&error) => {
                 return Ok(End::Closed(error));
@@ -233,7 +235,12 @@ impl Direct {
         Ok(End::Answer(answer, (is_exact && !closes).then_some(stream)))
     }
 
-    async fn head(&self, stream: &mut TcpStream, received: &mut Received) -> io::Result<Head> {
+    /// Receives until the head of a response is complete.
+    async fn receive_head(
+        &self,
+        stream: &mut TcpStream,
+        received: &mut Received,
+    ) -> io::Result<Head> {
         loop {
             if let Some(head) = received.head()? {
                 return Ok(head);
@@ -306,7 +313,7 @@ impl Received {
             match parsed.parse(received).map_err(|error| invalid(&error.to_string()))? {
                 httparse::Status::Partial => return Ok(None),
                 httparse::Status::Complete(len) => {
-                    let head = head(&parsed)?;
+                    let head = head_from(&parsed)?;
                     self.body += len;
                     if let Some(head) = head {
                         return Ok(Some(head));
@@ -326,7 +333,7 @@ impl Received {
 }
 
 /// The parsed head; `None` for an interim response, which another head follows.
-fn head(parsed: &httparse::Response<'_, '_>) -> io::Result<Option<Head>> {
+fn head_from(parsed: &httparse::Response<'_, '_>) -> io::Result<Option<Head>> {
     let status = parsed.code.unwrap_or_default();
     if (100..200).contains(&status) {
         return Ok(None);

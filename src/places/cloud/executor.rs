@@ -95,7 +95,7 @@ impl<T> Asked<T> {
     /// Waits for the task's result. The wait ends, because each request has a deadline.
     ///
     /// # Errors
-    /// The errors of the task. `Interrupted`: the wait was cancelled.
+    /// The errors of the task. `Interrupted`: the wait was cancelled. The client's thread died.
     pub(super) fn wait(self) -> Result<T> {
         loop {
             match self.answer.recv_timeout(CHECK_INTERVAL) {

@@ -28,7 +28,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
 
 /// A store, its settings, and the state that all requests to it share.
-pub(super) struct Shared {
+pub(super) struct StoreShared {
     /// The address of the whole store.
     pub(super) place: Place,
     pub(super) store: Store,
@@ -65,24 +65,24 @@ impl Host {
     }
 }
 
-impl Shared {
+impl StoreShared {
     pub(super) fn new(
         place: Place,
         store: Store,
         options: PlaceOptions,
         connections: Arc<Connections>,
-    ) -> Shared {
+    ) -> StoreShared {
         let host = Arc::<Host>::default();
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
-        Shared { place, store, options, connections, pool, host }
+        StoreShared { place, store, options, connections, pool, host }
     }
 
     /// Another store on the same host. It shares the counters, buffers and the host's state.
-    pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
+    pub(super) fn beside(&self, place: Place, store: Store) -> StoreShared {
         let options = self.options.clone();
         let connections = self.connections.clone();
         let pool = self.pool.clone();
-        Shared { place, store, options, connections, pool, host: self.host.clone() }
+        StoreShared { place, store, options, connections, pool, host: self.host.clone() }
     }
 
     /// Notes that a response began `took` after its request.
@@ -180,7 +180,7 @@ impl Shared {
         tags.len() > 1 || tags.iter().any(|tag| wanted.version.is_of(wanted.len_bytes, tag))
     }
 
-    /// Repeats `attempt`, which reads the object or folder `key`, until it succeeds or is given up.
+    /// Repeats `attempt`, a request about the object or folder `key`, until it succeeds or is given up.
     pub(super) async fn again<T, F>(
         &self,
         key: &str,

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::executor::Asked;
 use super::failure::Failure;
-use super::fetch::Shared;
+use super::fetch::StoreShared;
 use super::wanted::Wanted;
 use super::watch::Note;
 use dlfs_base::error::{Error, Result};
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Flowing {
 /// Sends the wanted bytes, in pieces, as long as there is a receiver. If a response ends early, requests the rest
 /// again.
 pub(super) async fn flow(
-    shared: &Shared,
+    shared: &StoreShared,
     wanted: Wanted,
     send: &mpsc::Sender<Vec<u8>>,
 ) -> Result<()> {
@@ -145,7 +145,7 @@ struct BegunBody<S> {
 
 /// Requests a range, and waits for the first bytes of the response.
 async fn begin(
-    shared: &Shared,
+    shared: &StoreShared,
     part: &Wanted,
     note: &Note,
 ) -> Result<BegunBody<impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin>, Failure>
@@ -186,7 +186,7 @@ struct Arrived {
 
 /// Receives the range `part` as far as it arrives. Appends its bytes to `piece`, and sends each piece that is full.
 async fn receive(
-    shared: &Shared,
+    shared: &StoreShared,
     part: &Wanted,
     note: &Note,
     mut answer: BegunBody<impl Stream<Item = object_store::Result<impl AsRef<[u8]>>> + Unpin>,

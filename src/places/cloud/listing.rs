@@ -1,7 +1,7 @@
 //! Finds objects: one by its key, or all beneath a prefix.
 //!
-//! A store lists its objects page by page. A web server has no such method: it lists them by WebDAV, or on HTML pages
-//! that list the files of a folder.
+//! A store and the Hub list their objects page by page. A web server has no such method: its files are found by WebDAV,
+//! or on HTML pages, each of which lists the files of a folder.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use object_store::{GetOptions, ObjectMeta};
 use tokio::sync::mpsc;
 
 use super::failure::Failure;
-use super::fetch::Shared;
+use super::fetch::StoreShared;
 use super::pages;
 use super::store::Pages;
 use super::watch::{LISTING, Note};
@@ -24,7 +24,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// As [`Client::head`](super::Client::head).
-pub(super) async fn find(shared: &Shared, key: &Key, may_be_page: bool) -> Result<Object> {
+pub(super) async fn find(shared: &StoreShared, key: &Key, may_be_page: bool) -> Result<Object> {
     match &shared.store.web {
         Some(web) => find_on_web(shared, web, key.as_ref(), may_be_page).await,
         None => find_in_store(shared, key).await,
@@ -32,7 +32,7 @@ pub(super) async fn find(shared: &Shared, key: &Key, may_be_page: bool) -> Resul
 }
 
 /// As [`find`], in a store.
-async fn find_in_store(shared: &Shared, key: &Key) -> Result<Object> {
+async fn find_in_store(shared: &StoreShared, key: &Key) -> Result<Object> {
     let note = Note::default();
     let head = || async {
         let mut options = GetOptions { head: true, ..GetOptions::default() };
@@ -46,7 +46,12 @@ async fn find_in_store(shared: &Shared, key: &Key) -> Result<Object> {
 }
 
 /// As [`find`], on a web server. If the server does not state the file's length, copies the file.
-async fn find_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) -> Result<Object> {
+async fn find_on_web(
+    shared: &StoreShared,
+    web: &Web,
+    key: &str,
+    may_be_page: bool,
+) -> Result<Object> {
     let note = Note::default();
     let head = || async {
         let sent = Instant::now();
@@ -64,10 +69,11 @@ async fn find_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) -
     shared.again(key, &note, head).await
 }
 
-/// Sends the objects beneath `prefix`, page by page; ends early if the receiver is gone. The task must have a
+/// Sends the objects beneath `prefix`, in the order of keys: those of a store page by page; those of the Hub or of a
+/// web server all at once, since they must be sorted. Ends early if the receiver is gone. The task must have a
 /// [`LISTING`].
 pub(super) async fn list(
-    shared: &Shared,
+    shared: &StoreShared,
     prefix: &str,
     send: &mpsc::Sender<Vec<Object>>,
 ) -> Result<()> {
@@ -134,7 +140,7 @@ async fn page(
 
 /// Lists a web server: in one response if it supports WebDAV. Otherwise, and if WebDAV lists nothing, from
 /// its pages that list files.
-async fn list_of_web(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
+async fn list_of_web(shared: &StoreShared, prefix: &str) -> Result<Vec<Object>> {
     let mut all = match (list_by_webdav(shared, prefix).await, &shared.store.web) {
         (Ok(all), Some(web)) if all.is_empty() => list_by_pages(shared, web, prefix).await?,
         (Err(error), Some(web)) if !is_away(error.kind()) => {
@@ -152,7 +158,7 @@ fn is_away(kind: ErrorKind) -> bool {
 }
 
 /// Lists a web server by WebDAV (PROPFIND).
-async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
+async fn list_by_webdav(shared: &StoreShared, prefix: &str) -> Result<Vec<Object>> {
     let note = LISTING.get().note;
     note.reset();
     // Some servers answer an unknown method as they answer GET.
@@ -176,7 +182,7 @@ async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
 }
 
 /// Follows pages that list files, starting at `prefix`; lists nothing if that page does not exist.
-async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<Object>> {
+async fn list_by_pages(shared: &StoreShared, web: &Web, prefix: &str) -> Result<Vec<Object>> {
     let mut folders = vec![prefix.to_owned()];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -211,7 +217,7 @@ async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<O
 
 /// Runs a short request within its time limit.
 pub(super) async fn limited<T>(
-    shared: &Shared,
+    shared: &StoreShared,
     request: impl Future<Output = object_store::Result<T>>,
     note: &Note,
 ) -> Result<T, Failure> {

@@ -53,7 +53,8 @@ impl Reader {
     }
 
     /// Reads `objects` in this order, the first from offset `begin`, which must not exceed its length.
-    /// Holds at most the lesser of `ahead_bytes` and the client's window, but always one range.
+    /// Holds at most the lesser of `ahead_bytes` and the client's window, but always one range. With
+    /// [`PlaceOptions::flowing`](crate::PlaceOptions::flowing), a reader of one object holds a few pieces instead.
     pub fn from(client: Client, objects: Vec<Object>, begin: u64, ahead_bytes: u64) -> Reader {
         let lens = objects.iter().map(|object| object.len_bytes).collect();
         Reader::with(client, objects, lens, begin, ahead_bytes)

@@ -2,8 +2,8 @@
 //!
 //! The client library names objects by paths without control characters and without empty, `.` and `..`
 //! parts; a single other key makes it refuse the whole page. So such keys are cut out of the page and
-//! reported. Folder markers of some tools (empty objects whose keys end with a slash) are cut out without a
-//! report.
+//! reported. Objects whose keys end with a slash are cut out without a report: with these, usually empty,
+//! some tools mark folders.
 
 /// Returns the page without folder markers and refused keys, and the refused keys.
 pub(super) fn sift(page: &str) -> (String, Vec<String>) {

@@ -105,7 +105,7 @@ pub enum BadReason {
 }
 
 impl From<io::Error> for BadReason {
-    /// Only errors of the operating system have a number; other errors come from a decoder.
+    /// Only errors of the operating system have a number; other errors wrap a reason, or come from a decoder.
     fn from(error: io::Error) -> BadReason {
         match (error.raw_os_error(), BadReason::within(&error)) {
             (Some(number), _) => BadReason::Unreadable(number),

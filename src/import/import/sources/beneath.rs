@@ -198,6 +198,9 @@ pub(super) fn push(path: &mut Vec<u8>, name: &[u8]) {
 }
 
 /// Removes the last component of a path.
+///
+/// # Errors
+/// `LeavesSource`: the path is empty.
 fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
     BadReason::LeavesSource.unless(!path.is_empty())?;
     let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);

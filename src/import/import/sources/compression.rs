@@ -32,7 +32,8 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// The compression of a file, from its first [`HEAD_BYTES`] bytes (`head`), or all bytes of a shorter file.
+    /// The compression of a file, from its first [`HEAD_BYTES`] bytes (`head`), or all bytes of a shorter file. `None`:
+    /// it is not compressed, or in a compression that this build does not support.
     pub(crate) fn of(head: &[u8]) -> Option<Compression> {
         let found = match head {
             [0x1f, 0x8b, ..] => Compression::Gzip,
@@ -112,7 +113,8 @@ fn is_zlib(head: &[u8]) -> bool {
         && tfrecord::looks_like(&first)
 }
 
-/// The program for the compression of a file that begins with `head`, if this build does not support the compression.
+/// The program for the compression of a file that begins with `head`. `None`: the file is not compressed, this build
+/// supports the compression, or it is unknown.
 pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
         _ if Compression::of(head).is_some() => None,
@@ -145,7 +147,7 @@ pub(super) fn packed(path: &Path, program: &str) -> Error {
         .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`{or}"))
 }
 
-/// A reader that decompresses `raw`; `path` is for messages.
+/// A reader that decompresses `raw`, or passes it on if it is not compressed; `path` is for messages.
 ///
 /// # Errors
 /// The stream cannot be read, or its compression is not supported.

@@ -16,7 +16,8 @@ use dlfs_base::folders::is_dropping;
 /// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// A shard of this kind, in this compression. Plain and WebDataset archives are both `Tar`.
+    /// A shard of this kind, in this compression, which is not told for JSON Lines. Plain and WebDataset archives are
+    /// both `Tar`.
     Shard(SourceKind, Option<Compression>),
     /// A shard, judging by its name, in a compression that is not supported; the compression's program.
     Packed(&'static str),
@@ -29,19 +30,19 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Classifies the file called `name`; `at` reads it from an offset on. Reads 4 KiB of decompressed data, and more
-    /// only of an index file or if the first line of JSON is longer.
+    /// Classifies the file called `name`; `at` reads it from an offset on. Reads 4 KiB, of a compressed file also 4 KiB
+    /// of its decompressed data, and more only of an index file or if the first line of JSON is longer.
     ///
     /// # Errors
     /// The file cannot be read.
     pub(crate) fn of<R: Read + Send>(at: impl Fn(u64) -> R, name: &[u8]) -> io::Result<Content> {
         let name = base(name).to_ascii_lowercase();
-        let mut buffer = [0; HEAD_BYTES];
+        let mut buffer = [0; EXAMINED_BYTES];
         let len = read_some(&mut at(0), &mut buffer)?;
         let head = &buffer[..len];
         let rows = |kind| Content::Shard(kind, None);
         if let Some(compression) = Compression::of(head) {
-            let mut inner = [0; HEAD_BYTES];
+            let mut inner = [0; EXAMINED_BYTES];
             let mut from = compression.undo(at(0), &Expansion::default())?;
             // If the data is broken, the name tells the kind, and reading the shard will report the error.
             let len = read_some(&mut from, &mut inner).unwrap_or(0);
@@ -82,7 +83,7 @@ impl Content {
         })
     }
 
-    /// Returns whether the file holds samples that can be imported one by one, possibly after decompression.
+    /// Returns whether the file is a shard, possibly in a compression that is not supported.
     pub(crate) fn is_shard(self) -> bool {
         matches!(self, Content::Shard(..) | Content::Packed(_))
     }
@@ -200,7 +201,7 @@ fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
         return false;
     }
     let mut start = start.to_vec();
-    if !start.contains(&b'\n') && head.len() == HEAD_BYTES {
+    if !start.contains(&b'\n') && head.len() == EXAMINED_BYTES {
         // A read error is reported when the file is imported.
         let _ = more.take(MAX_FIRST_LINE_BYTES).read_to_end(&mut start);
     }
@@ -241,7 +242,7 @@ fn position(text: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 /// Bytes at the beginning of a file, or of its decompressed data, that are examined.
-const HEAD_BYTES: usize = 4096;
+const EXAMINED_BYTES: usize = 4096;
 /// Ends of lower-case names: of compressed files, and of shards.
 const COMPRESSED_ENDS: &[&[u8]] =
     &[b".gz", b".zst", b".zstd", b".xz", b".bz2", b".bzip2", b".lz4", b".gzip"];
@@ -292,10 +293,10 @@ mod tests {
     #[test]
     fn json_lines_are_distinguished_from_one_object_and_from_lists() {
         let is_json_lines = |text: &[u8], name: &[u8]| {
-            let (head, more) = text.split_at(text.len().min(HEAD_BYTES));
+            let (head, more) = text.split_at(text.len().min(EXAMINED_BYTES));
             is_json_lines(head, more, name)
         };
-        let long = format!("{{\"a\": \"{}\"}}\n", "a".repeat(2 * HEAD_BYTES));
+        let long = format!("{{\"a\": \"{}\"}}\n", "a".repeat(2 * EXAMINED_BYTES));
         assert!(is_json_lines(b"{\"a\": 1}\n{\"a\": 2}\n", b"x"));
         assert!(is_json_lines(b"\xef\xbb\xbf\r\n{\"a\": 1}\r\n{\"a\": 2}", b"x"));
         assert!(is_json_lines(long.repeat(2).as_bytes(), b"x.json"));

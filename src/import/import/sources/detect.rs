@@ -1,8 +1,9 @@
 //! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
 //! Files are classified by their bytes (`content.rs`, `survey.rs`). If the caller names a kind, files of other kinds
-//! are set aside. Otherwise only files that describe shards are set aside, and files of several kinds are an error that
-//! counts each kind. [`Found::file_counts`] reports every decision. Objects of stores are detected in `objects/mod.rs`.
+//! in folders are set aside, and files that the caller named are read as that kind. Otherwise only hidden files and
+//! files that describe shards are set aside, and files of several kinds are an error that counts each kind.
+//! [`Found::file_counts`] reports every decision. Objects of stores are detected in `objects/mod.rs`.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -32,8 +33,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// Expands `paths` and detects their kind.
 ///
 /// # Errors
-/// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
-/// there are several kinds; the cause counts them.
+/// `NotFound`, `Refused`: a path does not open. `Unsupported`: a path has an unknown scheme. `BadSource`,
+/// `InvalidArgument`: the kind is unknown, or there are several kinds; the cause counts them.
 pub(crate) fn find(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Found> {
     let kind = indexing.options.kind;
     let mut expanded = Expanded::default();
@@ -358,7 +359,7 @@ fn check_list(path: &Path) -> Result<()> {
         _ => {}
     }
     let (file, _) = shard::open(path)?;
-    let mut head = vec![0; HEAD_BYTES];
+    let mut head = vec![0; LIST_HEAD_BYTES];
     let len = read_some(&mut FileAt::from(&*file, 0), &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     let head = &head[..len];
@@ -446,12 +447,14 @@ fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some((first..=last).map(|number| format!("{number:0width$}").into_bytes()).collect())
 }
 
+/// The hint for files in formats that are not read.
 const UNREAD: &str = "turn them into files, tar shards or Parquet; or import each file as one sample \
                       with --from folder FOLDER";
+/// The hint for files of several kinds.
 const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \
                      the rest aside; --from folder imports each file of a folder as one sample, as it is";
 /// Bytes of a file that are examined to tell a list.
-const HEAD_BYTES: usize = 64 * 1024;
+const LIST_HEAD_BYTES: usize = 64 * 1024;
 /// The description of files that accompany shards.
 pub(super) const SIDE: &str = "side file";
 /// More shards than any data set has, yet few enough that their names fit in memory.

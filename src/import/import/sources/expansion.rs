@@ -79,7 +79,7 @@ fn add(to: &AtomicU64, bytes: u64) -> u64 {
     before.unwrap_or_else(|before| before).saturating_add(bytes)
 }
 
-/// Reader of compressed bytes that counts them.
+/// Reader of a source's bytes, compressed or not, that counts them as read.
 #[derive(Debug)]
 pub(crate) struct Compressed<R>(pub R, pub Expansion);
 
@@ -105,7 +105,7 @@ impl<R: Read> Read for Decompressed<R> {
 
 /// The default of [`ImportOptions::max_expansion`](crate::import::ImportOptions::max_expansion).
 pub const DEFAULT_MAX_EXPANSION: u64 = 100;
-/// Bytes that any source may expand to, however small it is.
+/// Bytes that any source may expand to by each cause, however small it is.
 const FREE_BYTES: u64 = 256 << 20;
 
 #[cfg(test)]

@@ -236,5 +236,5 @@ pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Buffer for the entries of a folder: one system call fills it.
+/// Length of the buffer that one system call fills with entries of a folder.
 const LIST_BUFFER_BYTES: usize = 64 * 1024;

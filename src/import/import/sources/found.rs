@@ -21,13 +21,13 @@ pub(crate) struct Found {
     pub kind: SourceKind,
     /// Evidence for this kind, if it was detected among kinds that look alike.
     pub decided: Option<Decided>,
-    /// Shards or lists, in order; empty if the samples are files of folders, or objects.
+    /// Shards or lists, in order; empty if each sample is a file of a folder or an object.
     pub files: Vec<FoundFile>,
     /// The indexed source, if each sample is a file of a folder or an object.
     pub(super) samples: Option<Source>,
     /// Treatment of every file.
     pub file_counts: FileCounts,
-    /// Entries beside shards that are not regular files.
+    /// Entries beside shards that cannot be imported, such as dangling links and FIFOs.
     pub bad: Vec<BadEntry>,
 }
 
@@ -168,7 +168,8 @@ pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
 pub struct FoundFile {
     /// Path to open; `-` is standard input. For an object, its address.
     pub path: PathBuf,
-    /// The path beneath the given folder, or the file name; prefix of the names of records.
+    /// The path beneath the given folder, or the file name, with more of the path in front if other files have the same
+    /// name. A prefix of the names of records.
     pub name: Vec<u8>,
     /// The object, if it is one.
     pub(crate) object: Option<(Client, Object)>,

@@ -181,7 +181,7 @@ impl Index {
         self.payloads.push(payload);
     }
 
-    /// Fills `payload_starts`. Each row so far has one payload, except the last row, which may have none.
+    /// Fills `payload_starts`. Each row so far has one payload, except the last rows, which may have none.
     fn begin_payload_starts(&mut self) {
         let payloads = self.payloads.len() as u64;
         self.payload_starts = (0..self.len()).map(|row| row.min(payloads)).collect();

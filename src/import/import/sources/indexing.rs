@@ -26,7 +26,8 @@ impl<'p> Indexing<'p> {
         indexing
     }
 
-    /// Counts `samples` more samples (0: a part of one) and their `bytes`; returns false once indexing is to stop.
+    /// Counts `samples` more samples (0: more of a counted one) and their `bytes`; returns false once indexing is to
+    /// stop.
     pub(super) fn found(&mut self, samples: u64, bytes: u64) -> bool {
         self.samples += samples;
         self.bytes = self.bytes.saturating_add(bytes); // a source may claim any length

@@ -1,4 +1,5 @@
-//! The input streams of an import, read one after the other: pipes, compressed files, or objects of stores.
+//! The input streams of an import, read one after the other: pipes, compressed files, or objects of stores. A single
+//! shard, or a byte range of it, is read in the same way without an import.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
@@ -32,7 +33,8 @@ pub(crate) struct Inputs {
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
-    /// Set if the input is a single shard, an object or a file; true once the shard turns out to be compressed.
+    /// Set if the input is a single shard, an object or a file; true once the shard turns out to be compressed, or to
+    /// be an object of less than [`HEAD_BYTES`].
     is_packed: Option<Arc<AtomicBool>>,
     /// The bytes to read of a single shard, which then must not be compressed; `None`: all.
     part: Option<Range<u64>>,
@@ -40,7 +42,7 @@ pub(crate) struct Inputs {
 
 /// A stream, decompressed.
 pub(super) enum Stream {
-    /// An object that is not compressed. Bytes read from it are counted here.
+    /// An object of at least [`HEAD_BYTES`] that is not compressed. Bytes read from it are counted here.
     Shard(ObjectBytes, Expansion),
     /// Any other stream.
     Bytes(Box<dyn Read + Send>),
@@ -57,7 +59,7 @@ impl Inputs {
     /// The objects `files` from number `number` on, the first of these from byte `offset` on, after decompression.
     ///
     /// # Errors
-    /// Errors of the store. `BadSource`: the first object is shorter.
+    /// Errors of the store. `BadSource`: the first object is shorter and not compressed.
     pub(crate) fn from(
         files: Vec<FoundFile>,
         number: u64,
@@ -89,8 +91,8 @@ impl Inputs {
         Ok(Inputs { files, objects, begun: number, first, expansion, ..Inputs::default() })
     }
 
-    /// A single shard, of which only the bytes `part` are read; `None`: all. At most `ahead_bytes` are requested ahead
-    /// from a store. `is_packed` is set once the shard turns out to be compressed, which it must not be with a `part`.
+    /// A single shard, of which only the bytes `part` are read; `None`: all, with at most `ahead_bytes` requested ahead
+    /// from a store. A shard of which a `part` is read must not be compressed. For `is_packed` see [`Inputs`].
     pub(crate) fn of_shard(
         file: FoundFile,
         part: Option<Range<u64>>,
@@ -264,7 +266,7 @@ impl ObjectStreams {
         ObjectStreams { readers, begin, current: None, failure: Arc::default() }
     }
 
-    /// One object, or a part of it. At most `ahead_bytes` are requested ahead.
+    /// The bytes `part` of an object; `None`: the whole object, with at most `ahead_bytes` requested ahead.
     fn of_shard(
         client: Client,
         object: Object,

@@ -97,6 +97,7 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
     let name = clean_name(path)?;
     let stat = root.stat_file(&name)?;
     if stat.st_mode & 0o444 != 0o444 {
+        // Checks the permission; files that everyone may read need no check.
         root.open_file(&name)?;
     }
     index.push_file(&name, label, stat.st_size as u64, stamp(&stat), container)
@@ -136,6 +137,7 @@ fn number(text: &[u8]) -> Option<i64> {
 const LINES_LOOKED_AT: usize = 64;
 /// Maximum bytes of a line that a message shows.
 const MAX_LINE_SHOWN: usize = 80;
+/// The hint for a source whose kind is unknown.
 pub(super) const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list|parquet|...";
 
 #[cfg(test)]

@@ -233,7 +233,7 @@ impl Source {
     /// The index without its rows. The containers' paths are absolute, so other processes can open them.
     ///
     /// # Errors
-    /// `BadSource`: a container has no path any more, or is an object.
+    /// `BadSource`: a container has no path any more, or the samples are objects.
     pub(crate) fn shared(&self) -> Result<Index> {
         if matches!(&self.containers, OpenContainers::Shards(files) if files.iter().any(Option::is_some))
         {
@@ -429,7 +429,7 @@ fn piped_bytes(index: &Index) -> u64 {
     piped.map(|shard| shard.len_bytes).sum()
 }
 
-/// Prefixes the names of each container with the part of its path that distinguishes it.
+/// Prefixes the names of each container with the end of its path that distinguishes it from the others.
 fn put_containers_in_front(index: &mut Index) {
     let paths: Vec<&Path> = index.containers.iter().map(|container| &*container.path).collect();
     let ends = ends_of(&paths);

@@ -13,7 +13,7 @@ use dlfs_format::format::{FieldTypes, fields};
 /// A source that is read once, front to back.
 pub trait SampleStream {
     /// The stream that this one wraps; `None`: this one is a source itself. Methods that an implementation does not
-    /// define call the inner stream.
+    /// define call the inner stream, except [`accept`](Self::accept).
     fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
         None
     }

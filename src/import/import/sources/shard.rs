@@ -55,8 +55,8 @@ pub(crate) trait Input: Read + Sized {
         io::copy(&mut self.by_ref().take(bytes), &mut io::sink()).map(drop)
     }
 
-    /// Total length, if known.
-    fn len_bytes(&self) -> Option<u64> {
+    /// The offset at which the input ends, in the file or stream, if it is known.
+    fn end(&self) -> Option<u64> {
         None
     }
 }
@@ -75,7 +75,7 @@ impl Input for FrontToBack {
         Ok(())
     }
 
-    fn len_bytes(&self) -> Option<u64> {
+    fn end(&self) -> Option<u64> {
         Some(self.get_ref().end)
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn megatron_index(path: &Path) -> Option<PathBuf> {
 }
 
 /// The paths of the shard files that the index at `path` names; `read` returns the bytes of the index. These files are
-/// not samples themselves.
+/// not samples themselves. A file that is not an index names none.
 ///
 /// # Errors
 /// Errors of `read`.

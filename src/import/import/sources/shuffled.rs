@@ -1,7 +1,7 @@
 //! Shuffles a stream of samples, a window at a time.
 //!
 //! A stream may be sorted by class, but the samples of a chunk should be a random choice. The order depends only on the
-//! seed and the samples, so that a resumed import writes the same chunks.
+//! seed, the size of a window and the samples, so that a resumed import writes the same chunks.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,8 @@ use dlfs_base::permutation::{Key, Permutation};
 pub(crate) struct Shuffled<'a> {
     from: Box<dyn SampleStream + 'a>,
     key: Key,
-    /// A window ends with the sample that reaches this length.
+    /// A window ends with the sample that reaches this length, after [`MAX_SAMPLES`] samples, or with a sample that is
+    /// read in pieces.
     window_bytes: usize,
     /// Number of windows filled so far.
     windows: u64,

@@ -31,7 +31,7 @@ pub(crate) fn is_stream(path: &Path) -> bool {
         })
 }
 
-/// Opens the shard at `path`, and detects its compression.
+/// Opens the shard at `path`, and detects its compression as [`Compression::of`] does.
 ///
 /// # Errors
 /// As [`shard::open`]. The file cannot be read.

@@ -1,8 +1,9 @@
 //! Reads samples from streams of archives and TFRecord shards: pipes, compressed files and objects of stores.
 //!
 //! Samples are members of archives, or records of TFRecord shards, in the order in which they arrive. Nothing is known
-//! of a stream before it is read. So the first sample determines the fields, and samples of a plain archive have no
-//! labels: the numbers of its folders would be known only at the end.
+//! of a stream before it is read. So the first sample determines the fields, unless an image or an earlier import of
+//! the stream has done so. Samples of a plain archive have no labels: the numbers of its folders would be known only at
+//! the end.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -41,9 +42,9 @@ pub struct StreamSource {
     prefix: bool,
     /// The name of the current stream.
     shard: Vec<u8>,
-    /// The names of the fields; `None`: no sample was read yet.
+    /// The names of the fields; empty for one field without a name. `None`: the first sample will determine them.
     fields: Option<Vec<Vec<u8>>>,
-    /// Set while the first sample is assembled, which determines the fields of all samples.
+    /// Set until the first sample is complete, if it determines the fields of all samples.
     fields_grow: bool,
     /// The group of members that is being assembled.
     open: Option<StreamSample>,
@@ -123,6 +124,7 @@ impl StreamSource {
         }
         self.try_take(member).unwrap_or_else(|reason| {
             use BadReason::{BadCrc, Name, TooLarge};
+            // After any other error, the end of a record is not known.
             if self.judge.numbered && !matches!(reason, BadCrc { .. } | Name(_) | TooLarge(_)) {
                 return self.lose_rest(reason);
             }
@@ -219,8 +221,8 @@ impl StreamSource {
     }
 
     /// Finishes a completed sample: adds the fields that it lacks as `None`, and prefixes its name with the stream's
-    /// name if another stream has the same name, or if all names have a prefix. `None`: the name is still taken, or too
-    /// long; the sample is bad.
+    /// name if another stream has the same name, or if all names have a prefix. `None`: an earlier sample of the stream
+    /// has the name, or the name with its prefix is taken or too long; the sample is bad.
     fn finish(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
@@ -294,7 +296,7 @@ impl SampleStream for StreamSource {
     }
 
     fn take_bad(&mut self) -> Vec<BadEntry> {
-        self.appended.0.clear();
+        self.appended.0.clear(); // these counts also keep `place` from being known
         std::mem::take(&mut self.bad)
     }
 

@@ -78,8 +78,8 @@ impl Listing<Root> {
 
     /// Detects the content of every file, in the order of their names.
     ///
-    /// The second list has the bad entries that cannot be shards. With `may_give_up`, opens no more files once it has
-    /// found many, shards and others: such a source is refused anyway.
+    /// The second list has the bad entries that cannot be shards. With `may_give_up`, opens no more files except
+    /// indexes once it has found many, shards and others: such a source is refused anyway.
     pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = self.files().chain(self.elsewhere()).collect();
         names.sort_unstable();
@@ -142,18 +142,19 @@ impl Listing<Root> {
 pub(crate) struct Survey {
     /// Set if one of the files that were read is a shard.
     pub shards: bool,
-    /// An unsupported format, and the name of a file in it, if no file that was read has a supported format.
+    /// An unsupported format of many samples, and the name of a file in it, if all files that were read are in such
+    /// formats, side files not counted.
     pub unread: Option<(&'static str, Vec<u8>)>,
-    /// All files, counted by extension, each as a sample.
+    /// All files that are not too large for a sample, counted by extension.
     pub file_counts: FileCounts,
 }
 
 /// The files of one sort.
 struct SortCount {
     total: FileCount,
-    /// Number of files that may be read: not empty, or with a shard's extension.
+    /// Number of files that may be read: not empty, or of a sort that is named as shards.
     candidates: u64,
-    /// Set if the extension is a shard's.
+    /// Set if the first file of this sort has the name of a shard.
     named_as_shards: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Tar archives: every file is a sample; or, as in WebDataset, consecutive files with one key form a sample.
+//! Indexes tar archives: every file is a sample; or, as in WebDataset, consecutive files with one key form a sample.
+//! The records of TFRecord shards are indexed in the same way, each as a file that is named by its number.
 //!
 //! The key of a member is its path up to the first dot of the last component; its field is the rest after the
 //! dot. The labels of a plain archive are its top folders, numbered as in a folder tree. A top folder that
@@ -42,6 +43,7 @@ pub(super) struct Rows {
     expansion: Expansion,
     /// Key of the last row, if files are grouped and the group may go on.
     open_key: Option<Vec<u8>>,
+    /// The links, whose rows get their payloads at the end.
     links: Vec<Link>,
     /// Every folder, and whether it holds files. The root of the archive has an empty name.
     folders: BTreeMap<Vec<u8>, bool>,
@@ -372,6 +374,7 @@ impl Rows {
             let count = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
             match follow(link, &targets).and_then(|row| count(row).map(|()| row)) {
                 Ok(row) => {
+                    // Each row of a plain archive has one payload, with the row's number.
                     index.payloads.set(link.row as usize, index.payloads.get(row as usize));
                     let name = index.name(link.row).to_vec();
                     self.judge.count(&name, index.payload_bytes(row), &mut index.file_counts);
@@ -454,7 +457,7 @@ fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
     rest.split(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
 }
 
-/// The class of a file: its number in `classes`, the folders beneath `above`.
+/// The class of a file: its number in `classes`, the folders beneath `above`. `None`: the file is in none of them.
 fn class_of(name: &[u8], above: &[u8], classes: &[Vec<u8>]) -> Option<i64> {
     let folder = &name[..name.iter().rposition(|&byte| byte == b'/')?];
     let name = first_below(folder, above)?;
@@ -474,7 +477,7 @@ pub(crate) fn folder_classes<'n>(names: impl Iterator<Item = &'n [u8]> + Clone) 
     (classes, labels)
 }
 
-/// Parses a class number.
+/// Parses a class number; `None`: the text is not a number from 0 on.
 pub fn parse_label(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
 }
@@ -501,7 +504,7 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// Compares the next member, which is not hidden, with the last one.
+    /// Compares the next member, which is not hidden, with the last one. Ignores side files.
     fn see(&mut self, name: &[u8]) {
         if self.found.is_some() || set_aside(name, true, true).is_some() {
             return;

@@ -157,7 +157,7 @@ impl<I: Input> Members<I> {
 
     /// The byte range that was not read; empty if its end is unknown.
     fn rest(&self) -> Range<u64> {
-        self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
+        self.header_at..self.input.end().unwrap_or(0).max(self.header_at)
     }
 
     /// After an error: the bad entry for the rest of the shard `path`, which is not read. `stem`: prefix of the names
@@ -174,7 +174,7 @@ impl<I: Input> Members<I> {
         bad.rest(self.rest())
     }
 
-    /// Skips the rest of the current member, without moving the input: it cannot be read any more.
+    /// Counts the rest of the current member as consumed, without moving the input.
     pub(super) fn leave_member(&mut self) {
         (self.left, self.payload_left) = (0, 0);
     }
@@ -306,7 +306,7 @@ impl<I: Input> Members<I> {
         let offset = self.position + HEADER_BYTES as u64;
         let left = len_bytes.checked_add(CRC_BYTES as u64);
         let end = left.and_then(|left| offset.checked_add(left)).ok_or(ENDS_INSIDE)?;
-        ENDS_INSIDE.unless(self.input.len_bytes().is_none_or(|all| end <= all))?;
+        ENDS_INSIDE.unless(self.input.end().is_none_or(|all| end <= all))?;
         self.position = offset;
         (self.left, self.payload_left) = (end - offset, len_bytes);
         let number = self.next_record();
@@ -371,7 +371,7 @@ impl<I: Input> Members<I> {
         let offset = self.position;
         self.enter(len_bytes)?;
         let fits = |len| offset.saturating_add(len_bytes) <= len;
-        BadReason::Truncated("inside a member").unless(self.input.len_bytes().is_none_or(fits))?;
+        BadReason::Truncated("inside a member").unless(self.input.end().is_none_or(fits))?;
         Ok(Member { name, kind, len_bytes, offset })
     }
 

@@ -125,7 +125,8 @@ fn write_leased(
     let state = prepare_image(options, media)?;
     let start = start_of(options, &state)?;
     thread.start(start.clone())?;
-    // Write nothing before the first window is full: a writer that ends earlier changes nothing.
+    // Write nothing before the first window is full, or all samples are written: a writer that is dropped earlier
+    // leaves the image as it was prepared.
     let next = thread.next()?;
     state.begin()?;
     let mut chunks = ChunkStream::new(&state, lease, start.columns)?;

@@ -67,7 +67,7 @@ impl Index {
     }
 }
 
-/// Values that replace payloads are numbers.
+/// Maximum length of a value that replaces a payload: it is one number.
 const MAX_VALUE_BYTES: u64 = 64;
 
 #[cfg(test)]

@@ -48,11 +48,11 @@ impl Listing<Prefix> {
             listed.push_object(&object);
             indexing.check()
         })?;
-        listed.bad.extend(refused.iter().map(|key| BadEntry::new(key.as_bytes(), ODD)));
+        listed.bad.extend(refused.iter().map(|key| BadEntry::new(key.as_bytes(), BAD_KEY)));
         Ok(listed)
     }
 
-    /// One object, named after the last part of its key.
+    /// One object, named after the last component of its key.
     pub(super) fn one(client: Client, object: &Object) -> Listed {
         let folder = object.key.rfind('/').map_or(0, |slash| slash + 1);
         let prefix = object.key[..folder].to_owned();
@@ -226,7 +226,7 @@ pub(super) struct ListText {
 /// and lines that cannot be imported, are in [`Index::bad`].
 ///
 /// # Errors
-/// A store does not open or does not answer.
+/// A store does not open or does not answer. `Interrupted`: indexing was asked to stop.
 pub(super) fn lists(
     lists: &[ListText],
     clients: &mut Clients<'_>,
@@ -314,7 +314,7 @@ fn parse_line(
         Ok(labelled) => labelled,
         Err(reason) => return Ok(Err(reason)),
     };
-    let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(ODD)) };
+    let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(BAD_KEY)) };
     let hosts = &clients.options.list_hosts;
     let (root, name) = match (Place::parse(path), &list.folder) {
         (Ok(place), Some(folder))
@@ -341,7 +341,8 @@ fn shown_line(line: &[u8]) -> Vec<u8> {
     if Place::is_place(path) { shown(path).into_bytes() } else { line.to_vec() }
 }
 
-const ODD: BadReason =
+/// The reason why an object of this key cannot be imported.
+const BAD_KEY: BadReason =
     BadReason::Name("has empty, . or .. parts, or is not UTF-8: it cannot be asked for");
 /// Objects looked up together.
 const AT_ONCE: usize = 4096;

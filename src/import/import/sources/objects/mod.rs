@@ -4,7 +4,8 @@
 //!
 //! A folder of objects is indexed from its listing alone, in the order of a local folder. Payloads are then read in
 //! the order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
-//! front to back. A list names objects of its folder by key, or of any store by address.
+//! front to back. A list names objects of its folder by key, or others by address: a local list those of any store, a
+//! list in a store only those of that store and of the hosts that the options name.
 
 mod index;
 
@@ -262,9 +263,9 @@ fn telling_content(one: &Listed) -> Result<(usize, Content)> {
     Ok((row, found))
 }
 
-/// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first 256 KiB of the first archive
-/// usually do. Otherwise its first members are looked at, however long they are, and the beginnings of the others: at
-/// once, since each request takes the store's delay.
+/// Finds tar archives, and detects from up to [`MOST_LOOKED_AT`] of them whether they are WebDataset shards. The first
+/// 256 KiB of the first archive usually tell. Otherwise reads more of the first archive, if there is more, and
+/// concurrently the beginnings of the others, since each request takes the store's delay.
 fn tars(listed: &[Listed]) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
@@ -316,9 +317,10 @@ struct MostLookedAt {
     first_bytes: u64,
 }
 
+/// The beginning of an archive, which one request reads.
 const BEGINNING: MostLookedAt =
     MostLookedAt { bytes: 256 << 10, members: tar::MEMBERS_LOOKED_AT, first_bytes: 256 << 10 };
-/// For members that are longer than the beginning. Two members suffice to find a pair.
+/// For an archive whose first members are longer than the beginning: a pair is usually among the first few members.
 const LONG_MEMBERS: MostLookedAt =
     MostLookedAt { bytes: u64::MAX, members: 8, first_bytes: 1 << 20 };
 
@@ -374,7 +376,7 @@ fn is_index(name: &[u8]) -> bool {
 fn is_shard_of(kind: SourceKind, name: &[u8]) -> bool {
     match kind {
         SourceKind::Megatron => return is_index_of(kind, name),
-        // Any bytes are tokens, so take only what a folder's files are taken by.
+        // Any bytes may be tokens, so only the name tells, as it does in folders.
         SourceKind::Tokens => return is_tokens_name(name),
         _ => {}
     }
@@ -482,6 +484,7 @@ fn lists(
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
 }
 
+/// The hint for shards beside other objects.
 const OTHERS: &str = "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from \
                       folder imports each object as one sample, as it is";
 /// Maximum clients: each takes some kilobytes.
