@@ -43,7 +43,6 @@ mod index;
 mod indexing;
 mod kept;
 mod namespace;
-mod packs;
 mod reader;
 mod run_cache;
 mod set;

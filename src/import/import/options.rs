@@ -51,14 +51,15 @@ pub struct ImportOptions {
     pub rows: RowOptions,
     /// Splits to take from data sets on the Hugging Face hub, as their files name them. Empty: all files.
     pub splits: Vec<String>,
-    /// Folder to which pipes and compressed archives are copied before their import.
+    /// Folder to which pipes and compressed archives are copied before their import. `None`: these can be imported only
+    /// with [`PlacementOrder::Source`].
     pub spool: Option<PathBuf>,
     /// The names of all classes, in the order of their numbers. Empty: the source's classes, sorted by name.
     pub classes: Vec<Vec<u8>>,
     /// Selects the entries of folders, archives and stores that are samples.
     pub folders: FolderOptions,
-    /// Adds the folder, list or shard as a prefix to each name. Otherwise a shard is a prefix only of names
-    /// that also occur in an earlier shard.
+    /// Adds the folder, list or shard as a prefix to each name, but not to names in lists of objects. Otherwise a shard
+    /// is a prefix only of names that also occur in an earlier shard.
     pub prefix: bool,
     /// Takes the files inside nested archives as samples, instead of the nested archives.
     pub nested: bool,

@@ -199,7 +199,7 @@ impl Remains {
                 let message = format!("the record of generation {committed} no longer exists");
                 return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
             }
-            let Assembled { usable, selection, mut builder } =
+            let (usable, selection, mut builder) =
                 self.add_usable(channel, &later, record.as_ref())?;
             let (generation, time_ns) = match (&record, superblock) {
                 (Some(record), _) => (record.generation, record.time_ns),
@@ -245,15 +245,16 @@ impl Remains {
         directory.flatten().map(|directory| directory.record())
     }
 
-    /// Selects chunks, and adds them to a builder. A chunk with a damaged header is treated as missing. So is a
-    /// chunk with damaged samples if another chunk has the same slots: an interrupted edit may have left it half
-    /// written before another edit of the same generation.
+    /// Selects chunks, and adds them to a builder. Returns the heads of all chunks that can be used, the selection, and
+    /// the builder. A chunk with a damaged header is treated as missing. So is a chunk with damaged samples if another
+    /// chunk has the same slots: an interrupted edit may have left it half written before another edit of the same
+    /// generation.
     fn add_usable(
         &self,
         channel: &mut Channel,
         heads: &[ChunkHead],
         record: Option<&GenerationRecord>,
-    ) -> Result<Assembled> {
+    ) -> Result<(Vec<ChunkHead>, ChunkSelection, DirectoryBuilder)> {
         // Each slot that was ever assigned has an entry in the header of some chunk.
         let lens = self.media.devices.iter().map(|device| device.namespace().len_bytes());
         let most_slots = lens.fold(0, u64::saturating_add) / MIN_ENTRY_BYTES;
@@ -282,7 +283,7 @@ impl Remains {
             }
             if damaged.is_empty() {
                 added?;
-                return Ok(Assembled { usable, selection, builder });
+                return Ok((usable, selection, builder));
             }
             usable.retain(|head| !damaged.contains(head));
         }
@@ -300,14 +301,6 @@ pub(super) struct Found {
     pub(super) record: Option<CellRange>,
     /// Set if a record or snapshot was found, which holds the deletions and the class names.
     pub(super) deletions_known: bool,
-}
-
-/// A selection whose headers are all readable, and the directory of its chunks so far.
-struct Assembled {
-    /// The heads of the chunks that can be used.
-    usable: Vec<ChunkHead>,
-    selection: ChunkSelection,
-    builder: DirectoryBuilder,
 }
 
 /// The places of the record, and of the chunks that no purge can have abandoned: chunks that the import of

@@ -279,6 +279,7 @@ where
 }
 
 /// A requested range. Dropping it cancels the request.
+#[derive(Debug)]
 pub struct Pending {
     /// The request, or the reason why it could not be made.
     asked: Result<Asked<RangeBuf>>,
@@ -315,12 +316,6 @@ impl Pending {
     /// Waits for the bytes.
     pub(super) fn bytes(self) -> Result<RangeBuf> {
         self.asked?.wait()
-    }
-}
-
-impl std::fmt::Debug for Pending {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending").field("len", &self.len).finish_non_exhaustive()
     }
 }
 

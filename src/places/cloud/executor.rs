@@ -82,6 +82,7 @@ impl Drop for Running {
 }
 
 /// A task on the client's thread. Dropping it aborts the task.
+#[derive(Debug)]
 pub(super) struct Asked<T> {
     /// Receives the task's result.
     answer: Receiver<Result<T>>,

@@ -8,12 +8,11 @@
 //! | What is an error, and is it retried? | `failure.rs` |
 //! | How do threads use a store? | `client.rs`, `listing.rs`; in order: `reader.rs`, `flowing.rs` |
 //! | On which thread does this run? | `executor.rs` |
-//! | How is a store opened? | `store.rs`, with settings from `aws_profile.rs` |
+//! | How is a store opened? | `store.rs` |
 //! | What is special about the Hugging Face Hub? | `hub.rs` |
 //! | What is special about web servers? | `web.rs`, `pages.rs`, `copies.rs` |
 //! | What is special about keys that cannot be named? | `sift.rs` |
 
-mod aws_profile;
 mod client;
 mod copies;
 mod direct;

@@ -49,7 +49,7 @@ pub enum BadReason {
     /// It exceeds the limit of 4 GiB - 1 bytes per sample.
     #[error("holds {0} bytes, more than the limit of 4 GiB - 1")]
     TooLarge(u64),
-    /// Its name cannot be stored.
+    /// Its name is not valid: the predicate of the message.
     #[error("name: {0}")]
     Name(&'static str),
     /// Another entry has the same name.
@@ -168,10 +168,5 @@ impl BadEntry {
     /// Sets the shard, list or folder that contains the entry.
     pub(crate) fn within(self, path: &Path) -> BadEntry {
         BadEntry { within: Some(path.to_path_buf()), ..self }
-    }
-
-    /// Sets the byte range of the shard that is not read.
-    pub(crate) fn rest(self, rest: Range<u64>) -> BadEntry {
-        BadEntry { rest: Some(rest), ..self }
     }
 }

@@ -418,8 +418,8 @@ impl Index {
         (0..self.len()).filter(|&row| shared.binary_search(&hash(row)).is_ok()).collect()
     }
 
-    /// A hash of everything in the index that determines the bytes of the image: an import resumes only if the source
-    /// still has the same hash.
+    /// A hash of everything that indexing found and that determines the bytes of the image: an import resumes only if
+    /// the source still has the same hash. Values that replace payloads are not hashed.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for name in self.fields.iter().chain(&self.classes) {

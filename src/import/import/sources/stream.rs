@@ -1,4 +1,5 @@
-//! Reads samples from streams of archives and TFRecord shards: pipes, compressed files and objects of stores.
+//! Reads samples from streams of archives and TFRecord shards: pipes, compressed files, objects of stores, and single
+//! shards that are read without an import.
 //!
 //! Samples are members of archives, or records of TFRecord shards, in the order in which they arrive. Nothing is known
 //! of a stream before it is read. So the first sample determines the fields, unless an image or an earlier import of

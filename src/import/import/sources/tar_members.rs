@@ -171,7 +171,7 @@ impl<I: Input> Members<I> {
                 BadEntry::new(&name, reason).within(path)
             }
         };
-        bad.rest(self.rest())
+        BadEntry { rest: Some(self.rest()), ..bad }
     }
 
     /// Counts the rest of the current member as consumed, without moving the input.
