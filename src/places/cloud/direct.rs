@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::http_client::{Limits, addresses};
+use super::http_client::{CONNECT_LIMIT, IDLE_LIMIT, addresses};
 use super::range_buf::{Pool, RangeBuf};
 use dlfs_base::process::Forked;
 
@@ -89,7 +89,8 @@ impl Landing {
 /// Connections for requesting ranges.
 #[derive(Debug)]
 pub(super) struct Direct {
-    limits: Limits,
+    /// The longest time to wait for the store.
+    silence: Duration,
     /// Idle connections. A forked child must not close them: that would remove the parent's epoll
     /// registrations.
     idle: Forked<Mutex<Vec<Idle>>>,
@@ -118,12 +119,13 @@ enum End {
 }
 
 impl Direct {
-    /// Starts without connections; returns `None` if the environment names a proxy.
-    pub(super) fn new(limits: Limits) -> Option<Direct> {
+    /// Starts without connections; returns `None` if the environment names a proxy. `silence`: the longest time to wait
+    /// for the store.
+    pub(super) fn new(silence: Duration) -> Option<Direct> {
         let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let has_proxy = ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].iter().any(is_set);
         (!has_proxy).then(|| Direct {
-            limits,
+            silence,
             idle: Forked::new(Mutex::default()),
             irregular: Mutex::default(),
         })
@@ -180,7 +182,7 @@ impl Direct {
     /// An idle connection to the host.
     fn take_idle(&self, host: &str) -> Option<TcpStream> {
         let mut idle = self.idle.get()?.lock();
-        idle.retain(|connection| connection.since.elapsed() < self.limits.idle);
+        idle.retain(|connection| connection.since.elapsed() < IDLE_LIMIT);
         let at = idle.iter().rposition(|connection| connection.host == host)?;
         Some(idle.swap_remove(at).stream)
     }
@@ -188,7 +190,7 @@ impl Direct {
     /// Connects to a host and port.
     async fn connect(&self, host: &str) -> io::Result<TcpStream> {
         let connect = async { TcpStream::connect(&*addresses(host).await?).await };
-        let stream = self.within(self.limits.connect, connect).await?;
+        let stream = self.within(self.silence.min(CONNECT_LIMIT), connect).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
@@ -200,7 +202,7 @@ impl Direct {
         request: &[u8],
         landing: &Landing,
     ) -> io::Result<End> {
-        if let Err(error) = self.within(self.limits.silence, stream.write_all(request)).await {
+        if let Err(error) = self.within(self.silence, stream.write_all(request)).await {
             return Ok(End::Closed(error));
         }
         let mut received = Received::default();
@@ -251,7 +253,7 @@ impl Direct {
 
     /// Receives at least one byte.
     async fn receive(&self, stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
-        match self.within(self.limits.silence, stream.read(into)).await? {
+        match self.within(self.silence, stream.read(into)).await? {
             0 => {
                 let text = "the store closed the connection early";
                 Err(io::Error::new(io::ErrorKind::UnexpectedEof, text))

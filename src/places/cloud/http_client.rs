@@ -20,27 +20,19 @@ use tokio::net::{ToSocketAddrs, lookup_host};
 
 use dlfs_base::random;
 
-/// Timeouts for connecting, for silence during a response, and for an idle connection.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) connect: Duration,
-    pub(super) silence: Duration,
-    pub(super) idle: Duration,
-}
-
-/// A client with connections to any host.
+/// A client with connections to any host. `silence`: the longest time to wait for more bytes of a response.
 ///
 /// # Errors
 /// TLS cannot be set up: for example, the operating system has no certificates.
-pub(super) fn client(limits: Limits) -> reqwest::Result<Client> {
+pub(super) fn client(silence: Duration) -> reqwest::Result<Client> {
     Client::builder()
         .user_agent(concat!("dlfs-places/", env!("CARGO_PKG_VERSION")))
         .redirect(Policy::none())
         .referer(false)
         .http1_only()
-        .connect_timeout(limits.connect)
-        .read_timeout(limits.silence)
-        .pool_idle_timeout(limits.idle)
+        .connect_timeout(silence.min(CONNECT_LIMIT))
+        .read_timeout(silence)
+        .pool_idle_timeout(IDLE_LIMIT)
         .dns_resolver(Arc::new(Shuffled))
         .build()
 }
@@ -150,6 +142,10 @@ fn is_credential(name: &str) -> bool {
     name == "sig" || name == "auth" || CREDENTIALS.split(' ').any(|part| name.contains(part))
 }
 
+/// Maximum time for connecting.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum idle time of a connection: stores close their end after about this time.
+pub(super) const IDLE_LIMIT: Duration = Duration::from_secs(15);
 /// Headers that select bytes.
 const GOES_ALONG: [HeaderName; 6] =
     [ACCEPT, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE, RANGE];

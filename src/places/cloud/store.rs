@@ -15,7 +15,7 @@ use object_store::path::Path as Key;
 use object_store::{BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectStore, RetryConfig};
 
 use super::failure::Failure;
-use super::http_client::Limits;
+use super::http_client::{CONNECT_LIMIT, IDLE_LIMIT};
 use super::hub::{Hub, endpoint_and_headers, with_hint};
 use super::watch::{Connections, Note, Noted, Watching};
 use super::web::Web;
@@ -82,7 +82,7 @@ impl Store {
                     .with_bucket_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(connections, limits(options), None));
+                    .with_http_connector(Watching::new(connections, options.silence, None));
                 store_of(builder.build())
             }
             Scheme::Az => {
@@ -97,19 +97,18 @@ impl Store {
                     .with_container_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(connections, limits(options), None));
+                    .with_http_connector(Watching::new(connections, options.silence, None));
                 store_of(builder.build())
             }
             Scheme::Http | Scheme::Https => {
-                let watching = Watching::new(connections, limits(options), None);
+                let watching = Watching::new(connections, options.silence, None);
                 let web = Web::open(place, &watching).map_err(|error| invalid(&error))?;
                 let objects = http(place.base_url(), options, watching)?;
                 Ok(Store { objects, pages: None, web: Some(web) })
             }
             Scheme::Hf => {
                 let (endpoint, headers) = endpoint_and_headers(options)?;
-                let limits = limits(options);
-                let watching = Watching::new(connections, limits, Some(headers));
+                let watching = Watching::new(connections, options.silence, Some(headers));
                 let hub = Hub::open(place, endpoint, &watching)?;
                 let objects = http(hub.files(), options, watching)?;
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
@@ -173,7 +172,7 @@ async fn s3(place: &Place, options: &PlaceOptions, connections: Arc<Connections>
         .with_bucket_name(place.authority())
         .with_client_options(client)
         .with_retry(no_retry())
-        .with_http_connector(Watching::new(connections, limits(options), None));
+        .with_http_connector(Watching::new(connections, options.silence, None));
     store_of(builder.build())
 }
 
@@ -284,15 +283,9 @@ fn client_options(options: &PlaceOptions, is_plain: bool) -> ClientOptions {
         .with_allow_http(is_plain)
         // The deadline of a request follows from its length, so the client library sets none.
         .with_timeout_disabled()
-        .with_connect_timeout(limits(options).connect)
+        .with_connect_timeout(options.silence.min(CONNECT_LIMIT))
         .with_read_timeout(options.silence)
-        .with_pool_idle_timeout(IDLE)
-}
-
-/// The timeouts of connections.
-fn limits(options: &PlaceOptions) -> Limits {
-    let silence = options.silence;
-    Limits { connect: silence.min(CONNECT), silence, idle: IDLE }
+        .with_pool_idle_timeout(IDLE_LIMIT)
 }
 
 /// No retries in the client library: `fetch.rs` retries, so that it counts them and the window adapts.
@@ -330,11 +323,6 @@ fn azure_settings() -> Vec<(String, String)> {
     add("azure_storage_account_key", environment("AZURE_STORAGE_KEY").as_deref());
     settings
 }
-
-/// Maximum time for connecting.
-const CONNECT: Duration = Duration::from_secs(10);
-/// Maximum idle time of a connection: stores close their end after about this time.
-const IDLE: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

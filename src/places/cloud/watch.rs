@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use reqwest::Client;
 
 use super::direct::{Direct, Landing};
-use super::http_client::{self, Limits};
+use super::http_client;
 use super::sift::sift;
 use crate::PlaceStats;
 
@@ -94,19 +94,20 @@ pub(super) struct Connections {
 #[derive(Debug)]
 pub(super) struct Watching {
     connections: Arc<Connections>,
-    limits: Limits,
+    /// The longest time to wait for the store.
+    silence: Duration,
     /// Headers to add to each request. `None`: requests need no more headers, so [`Direct`] may send them.
     headers: Option<HeaderMap>,
 }
 
 impl Watching {
-    /// Observes requests, and adds `headers` to them if given.
+    /// Observes requests, which wait for the store for at most `silence`, and adds `headers` to them if given.
     pub(super) fn new(
         connections: Arc<Connections>,
-        limits: Limits,
+        silence: Duration,
         headers: Option<HeaderMap>,
     ) -> Watching {
-        Watching { connections, limits, headers }
+        Watching { connections, silence, headers }
     }
 }
 
@@ -116,14 +117,14 @@ impl HttpConnector for Watching {
         let client = match connections.client.get() {
             Some(client) => client.clone(),
             None => {
-                let client = http_client::client(self.limits).map_err(|error| {
+                let client = http_client::client(self.silence).map_err(|error| {
                     object_store::Error::Generic { store: "HTTP", source: Box::new(error) }
                 })?;
                 connections.client.get_or_init(|| client).clone()
             }
         };
         let direct =
-            || connections.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone();
+            || connections.direct.get_or_init(|| Direct::new(self.silence).map(Arc::new)).clone();
         let direct = if self.headers.is_none() { direct() } else { None };
         let headers = self.headers.clone().unwrap_or_default();
         Ok(HttpClient::new(Watched { client, direct, headers, connections }))

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::compression::{self, Compression, HEAD_BYTES, decompressed};
-use super::expansion::Expansion;
+use super::expansion::{Compressed, Expansion};
 use super::sample_stream::FieldBytes;
 use super::shard::{FileAt, Input};
 use super::spool::{self, is_stream, open_stream};
@@ -42,8 +42,8 @@ pub(crate) struct Inputs {
 
 /// A stream, decompressed.
 pub(super) enum Stream {
-    /// An object of at least [`HEAD_BYTES`] that is not compressed. Bytes read from it are counted here.
-    Shard(ObjectBytes, Expansion),
+    /// An object of at least [`HEAD_BYTES`] that is not compressed.
+    Shard(Compressed<ObjectBytes>),
     /// Any other stream.
     Bytes(Box<dyn Read + Send>),
 }
@@ -193,7 +193,7 @@ impl Stream {
         name: &Path,
         expansion: &Expansion,
     ) -> Result<Stream> {
-        let plain = |shard| Ok(Stream::Shard(shard, expansion.clone()));
+        let plain = |shard| Ok(Stream::Shard(Compressed(shard, expansion.clone())));
         if first.is_none() {
             let head = shard.peek(HEAD_BYTES as usize)?;
             let is_packed =
@@ -214,7 +214,7 @@ impl Stream {
     /// The next `len` bytes without a copy, if they are contiguous in memory. `None`: they must be read instead.
     pub(super) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
         match self {
-            Stream::Shard(shard, expansion) => {
+            Stream::Shard(Compressed(shard, expansion)) => {
                 let lent = shard.lend(len)?;
                 expansion.read(len as u64);
                 Some(lent)
@@ -229,11 +229,7 @@ impl Input for Stream {}
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Shard(shard, expansion) => {
-                let read = shard.read(into)?;
-                expansion.read(read as u64);
-                Ok(read)
-            }
+            Stream::Shard(shard) => shard.read(into),
             Stream::Bytes(bytes) => bytes.read(into),
         }
     }
