@@ -326,7 +326,7 @@ struct Task {
 }
 
 /// The result of starting a chunk.
-enum Started {
+enum StartedChunk {
     /// The chunk is on the media already.
     Found(ChunkHeader),
     /// All writes of the chunk are submitted.
@@ -420,14 +420,14 @@ impl<'p, 'a> Worker<'p, 'a> {
             return Ok(());
         }
         match self.build(&task) {
-            Ok(Started::Writing(header)) => self.writes.close((task, header)),
-            Ok(Started::Found(header)) => self.made(task.chunk, header, true),
-            Ok(Started::Bad(bad)) => {
+            Ok(StartedChunk::Writing(header)) => self.writes.close((task, header)),
+            Ok(StartedChunk::Found(header)) => self.made(task.chunk, header, true),
+            Ok(StartedChunk::Bad(bad)) => {
                 self.writes.give_up();
                 self.shared.only_check.store(true, Ordering::Relaxed);
                 self.tell(Err(bad));
             }
-            Ok(Started::SourceFailed(error)) => {
+            Ok(StartedChunk::SourceFailed(error)) => {
                 self.writes.give_up();
                 return Err(error);
             }
@@ -472,10 +472,10 @@ impl<'p, 'a> Worker<'p, 'a> {
     ///
     /// # Errors
     /// The chunk could not be written, or read back. `Busy`: the lease is lost.
-    fn build(&mut self, Task { chunk, may_exist, .. }: &Task) -> Result<Started> {
+    fn build(&mut self, Task { chunk, may_exist, .. }: &Task) -> Result<StartedChunk> {
         self.shared.pass.lease.check()?;
         if *may_exist && let Some(header) = self.find(chunk)? {
-            return Ok(Started::Found(header));
+            return Ok(StartedChunk::Found(header));
         }
         if chunk.oversize { self.build_oversize(chunk) } else { self.build_ordinary(chunk) }
     }
@@ -496,7 +496,7 @@ impl<'p, 'a> Worker<'p, 'a> {
     }
 
     /// Builds a chunk of whole samples in memory, and submits its write.
-    fn build_ordinary(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+    fn build_ordinary(&mut self, chunk: &ChunkLayout) -> Result<StartedChunk> {
         let Pass { rows, spec, placement, time_ns, .. } = *self.shared.pass;
         let mut builder =
             ChunkBuilder::new(spec.clone(), chunk.first_slot, self.writes.chunk_buf())?;
@@ -517,14 +517,14 @@ impl<'p, 'a> Worker<'p, 'a> {
         let failure = self.reader.take_failure();
         if failure.is_some() || !bad.is_empty() {
             self.writes.spare_bufs.push(finished.buf);
-            return Ok(failure.map_or(Started::Bad(bad), Started::SourceFailed));
+            return Ok(failure.map_or(StartedChunk::Bad(bad), StartedChunk::SourceFailed));
         }
         let offset = spec.layout.offset_of(chunk.cells.cell)?;
-        self.writes.write_chunk(chunk.cells.namespace, offset, finished).map(Started::Writing)
+        self.writes.write_chunk(chunk.cells.namespace, offset, finished).map(StartedChunk::Writing)
     }
 
     /// Builds a chunk of a single oversize sample: first writes the data as it is read, then the header.
-    fn build_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+    fn build_oversize(&mut self, chunk: &ChunkLayout) -> Result<StartedChunk> {
         let Pass { rows, spec, placement, time_ns, .. } = *self.shared.pass;
         let slot = chunk.first_slot;
         let row = rows.row_at(slot, placement);
@@ -543,11 +543,11 @@ impl<'p, 'a> Worker<'p, 'a> {
         };
         let at = (chunk.cells.namespace, start);
         match self.writes.write_oversize(at, data_start, false, header, give)? {
-            Ok((header, _)) => Ok(Started::Writing(header)),
+            Ok((header, _)) => Ok(StartedChunk::Writing(header)),
             Err(PieceError::Sink(error)) => Err(error),
             Err(PieceError::Bad(reason)) => {
-                let bad = || Started::Bad(vec![(row, rows.index.bad_row(row, reason))]);
-                Ok(self.reader.take_failure().map_or_else(bad, Started::SourceFailed))
+                let bad = || StartedChunk::Bad(vec![(row, rows.index.bad_row(row, reason))]);
+                Ok(self.reader.take_failure().map_or_else(bad, StartedChunk::SourceFailed))
             }
         }
     }

@@ -70,7 +70,7 @@ impl Remains {
     }
 
     /// Reads heads and assembles the generation, until only cells inside sound chunks are unread.
-    pub(super) fn search(&self, progress: &mut dyn Progress) -> Result<(Scan, Found)> {
+    pub(super) fn search(&self, progress: &mut dyn Progress) -> Result<(Scan, Assembled)> {
         let cells = self.cells_to_search();
         progress.stage(Stage::Indexing, cells.iter().map(|range| range.cells).sum(), 0);
         let mut scan = Scan::of(&self.media, &self.layout, &cells, progress)?;
@@ -138,7 +138,7 @@ impl Remains {
 
     /// Assembles the generation that a bad superblock copy may have committed, if its record exists and it has not
     /// lost more samples than the generation before. Otherwise assembles the generation before.
-    fn assemble_newest(&self, heads: &[ChunkHead]) -> Result<Found> {
+    fn assemble_newest(&self, heads: &[ChunkHead]) -> Result<Assembled> {
         let (superblock, lost) = self.committed();
         let committed = superblock.map(|superblock| superblock.generation);
         let known = self.assemble(heads, committed, superblock.as_ref());
@@ -170,7 +170,7 @@ impl Remains {
         heads: &[ChunkHead],
         committed: Option<Generation>,
         superblock: Option<&Superblock>,
-    ) -> Result<Found> {
+    ) -> Result<Assembled> {
         if heads.is_empty() && self.base.is_none() {
             return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
         }
@@ -223,7 +223,7 @@ impl Remains {
             }
             let is_head = |step: &&Step| matches!(step, Step::Head(_));
             let headers_read = selection.steps.iter().filter(is_head).count() as u64;
-            return Ok(Found { directory, selection, headers_read, record, deletions_known });
+            return Ok(Assembled { directory, selection, headers_read, record, deletions_known });
         }
     }
 
@@ -290,8 +290,8 @@ impl Remains {
     }
 }
 
-/// The result of reading heads and records.
-pub(super) struct Found {
+/// A generation that was assembled from heads and records.
+pub(super) struct Assembled {
     pub(super) directory: Directory,
     /// The chunks of the directory.
     pub(super) selection: ChunkSelection,
@@ -305,7 +305,7 @@ pub(super) struct Found {
 
 /// The places of the record, and of the chunks that no purge can have abandoned: chunks that the import of
 /// their part wrote, and whose samples are all live.
-fn sound_chunks(found: &Found) -> HashSet<(u16, u64)> {
+fn sound_chunks(found: &Assembled) -> HashSet<(u16, u64)> {
     let directory = &found.directory;
     if !found.deletions_known || found.selection.lost_samples > 0 {
         return HashSet::new();

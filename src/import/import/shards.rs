@@ -18,7 +18,7 @@ use super::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use super::sources::spool::is_stream;
 use super::sources::tar::{FolderClasses, folder_classes};
 use super::sources::{BadEntry, FoundFile, Indexing, Inputs, SourceKind, objects, shard};
-use super::streamed::Judged;
+use super::streamed::DetectedKind;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::columns::ColumnSpec;
@@ -40,7 +40,7 @@ pub struct Shard {
 /// The shards of a source, in the order of an import.
 pub struct Shards {
     /// The kind of the shards.
-    judged: Judged,
+    detected: DetectedKind,
     /// The file or object of each shard.
     files: Vec<FoundFile>,
     shards: Vec<Shard>,
@@ -98,7 +98,7 @@ impl Shards {
         }
         let shards = files.iter().map(listed).collect::<Result<_>>()?;
         Ok(Shards {
-            judged: Judged { kind: found.kind, decided: found.decided },
+            detected: DetectedKind { kind: found.kind, decided: found.decided },
             files,
             shards,
             rows,
@@ -116,7 +116,7 @@ impl Shards {
 
     /// The kind of the shards; never `Auto`.
     pub fn kind(&self) -> SourceKind {
-        self.judged.kind
+        self.detected.kind
     }
 
     /// Entries beside the shards that cannot be imported, such as dangling links.
@@ -255,7 +255,7 @@ impl Shards {
                 let inputs = Inputs::of_shard(file, part, ahead_bytes, expansion, packed);
                 let fields = self.layout.get().map(|(fields, _)| fields.clone());
                 let place = StreamPlace { input: 0, ..from };
-                self.judged.samples(inputs, fields, options, u64::MAX, place, HashSet::new())?
+                self.detected.samples(inputs, fields, options, u64::MAX, place, HashSet::new())?
             }
         };
         let checks = Checks { image: None, file: None, options, field_columns };

@@ -60,20 +60,20 @@ pub(super) fn run(
     let encoder = tokenizer.as_ref().and_then(|given| given.encoder.as_ref());
     options.numbered(image)?;
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
-    let mut judged = Judged { kind: found.kind, decided: found.decided };
+    let mut detected = DetectedKind { kind: found.kind, decided: found.decided };
     let origins = SharedOrigins::default();
     let objects = listed_objects(&found.files);
     let files_again = state.resumed.then(|| found.files.clone());
     let field_columns = OnceLock::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let expansion = Expansion::new(options.max_expansion);
-    let mut opened = open(found.files, &mut judged, checks, encoder, &origins, &expansion)?;
+    let mut opened = open(found.files, &mut detected, checks, encoder, &origins, &expansion)?;
     if let Opened::Rows(rows) = &mut opened
         && !state.resumed
     {
         rows.begin()?;
     }
-    let kind = judged.kind;
+    let kind = detected.kind;
     let shards = opened.shards();
     let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
@@ -95,7 +95,9 @@ pub(super) fn run(
     let restored = files_again.as_ref().map(|files| import.restore(files, opened.shards()));
     let restored = restored.transpose()?.flatten();
     let mut source = match files_again.zip(restored) {
-        Some((files, restored)) => open_after(opened, files, &judged, checks, restored, expansion)?,
+        Some((files, restored)) => {
+            open_after(opened, files, &detected, checks, restored, expansion)?
+        }
         None => placed(Checked::new(opened.samples(), checks, FieldTypes::default()), options, 0),
     };
     loop {
@@ -117,7 +119,7 @@ pub(super) fn run(
         return Err(no_samples(bad, kind, &file_counts));
     }
     let classes = [source.classes(), &options.classes].into_iter().find(|all| !all.is_empty());
-    import.finish(judged, bad, file_counts, classes.unwrap_or_default(), &origins.lock())
+    import.finish(detected, bad, file_counts, classes.unwrap_or_default(), &origins.lock())
 }
 
 /// Returns the bad entries of a stream that was read completely.
@@ -134,12 +136,12 @@ fn checked_bad(bad: Vec<BadEntry>, options: &ImportOptions) -> Result<Vec<BadEnt
 }
 
 /// The kind of a source, and the reason for that kind.
-pub(super) struct Judged {
+pub(super) struct DetectedKind {
     pub(super) kind: SourceKind,
     pub(super) decided: Option<Decided>,
 }
 
-impl Judged {
+impl DetectedKind {
     /// Returns whether archives count as plain archives only because no pair has been found so far.
     fn is_open(&self) -> bool {
         self.decided == Some(Decided::NoPair)
@@ -191,10 +193,10 @@ impl Opened {
     }
 }
 
-/// Opens `files`, and records their objects as origins. Corrects `judged` if the first archive shows pairs.
+/// Opens `files`, and records their objects as origins. Corrects `detected` if the first archive shows pairs.
 fn open(
     files: Vec<FoundFile>,
-    judged: &mut Judged,
+    detected: &mut DetectedKind,
     checks: Checks<'_>,
     encoder: Option<&Arc<Encoder>>,
     origins: &SharedOrigins,
@@ -204,20 +206,21 @@ fn open(
         push_origin(&mut origins.lock(), client, object);
     }
     let Checks { image, options, .. } = checks;
-    if judged.kind.is_rows() {
-        let rows = formats::open(files, judged.kind, image, options, encoder, origins, expansion)?;
+    if detected.kind.is_rows() {
+        let rows =
+            formats::open(files, detected.kind, image, options, encoder, origins, expansion)?;
         return Ok(Opened::Rows(Box::new(rows)));
     }
     let mut inputs = Inputs::new(files, expansion.clone());
-    if judged.is_open()
+    if detected.is_open()
         && let Some(pair) = inputs.pair_at_beginning()?
     {
-        *judged = Judged { kind: SourceKind::WebDataset, decided: Some(pair) };
+        *detected = DetectedKind { kind: SourceKind::WebDataset, decided: Some(pair) };
     }
     let fields = image.map(|image| image.fields().to_vec());
     let place = StreamPlace::default();
     let most = most_at_once(checks);
-    judged.samples(inputs, fields, options, most, place, HashSet::new()).map(Opened::Other)
+    detected.samples(inputs, fields, options, most, place, HashSet::new()).map(Opened::Other)
 }
 
 /// The limit above which a sample is read in pieces, in bytes. There is none if types or columns need the whole sample.
@@ -234,7 +237,7 @@ fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
 fn open_after<'a>(
     opened: Opened,
     files: Vec<FoundFile>,
-    judged: &Judged,
+    detected: &DetectedKind,
     checks: Checks<'a>,
     (place, restored): (StreamPlace, Restored),
     expansion: Expansion,
@@ -245,7 +248,7 @@ fn open_after<'a>(
         Opened::Other(_) => {
             let inputs = Inputs::from(files, place.input, place.offset, expansion)?;
             let most = most_at_once(checks);
-            judged.samples(inputs, Some(restored.fields), options, most, place, restored.names)?
+            detected.samples(inputs, Some(restored.fields), options, most, place, restored.names)?
         }
     };
     let source = Checked::new(source, checks, restored.field_types);
@@ -396,7 +399,7 @@ impl StreamImport<'_> {
     /// Commits the samples.
     fn finish(
         self,
-        Judged { kind, decided }: Judged,
+        DetectedKind { kind, decided }: DetectedKind,
         bad: Vec<BadEntry>,
         file_counts: Vec<FileCount>,
         classes: &[Vec<u8>],

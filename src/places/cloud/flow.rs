@@ -144,17 +144,18 @@ impl Latencies {
     }
 }
 
-/// A range of an object; `object` is the object's index in the list.
+/// A range of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct ObjectRange {
+    /// The object's index in the list.
     pub(crate) object: usize,
     /// The bytes of the object.
-    pub(crate) range: Range<u64>,
+    pub(crate) bytes: Range<u64>,
 }
 
-impl Piece {
+impl ObjectRange {
     pub(crate) fn len(&self) -> u64 {
-        self.range.end - self.range.start
+        self.bytes.end - self.bytes.start
     }
 }
 
@@ -192,7 +193,7 @@ impl Ranges {
 
     /// The next range. `None`: all have been handed out, or the budget or [`MOST_HELD`] is reached and at
     /// least one range is held. Empty objects have no range.
-    pub(crate) fn next(&mut self) -> Option<Piece> {
+    pub(crate) fn next(&mut self) -> Option<ObjectRange> {
         while *self.lens.front()? == self.at {
             self.skip_to(self.object + 1);
         }
@@ -201,11 +202,11 @@ impl Ranges {
         if is_full && self.held > 0 {
             return None;
         }
-        let piece = Piece { object: self.object, range: self.at..self.at + len };
+        let range = ObjectRange { object: self.object, bytes: self.at..self.at + len };
         self.at += len;
         self.held_bytes += len;
         self.held += 1;
-        Some(piece)
+        Some(range)
     }
 
     /// Gives back a range of `len` bytes.
@@ -264,7 +265,7 @@ const MOST_HELD: usize = 1024;
 const DELAYS: f64 = 20.0;
 /// Bytes per second of a 10 Gb/s link.
 const RATE: f64 = 1.25e9;
-/// Minimum readahead in bytes and in ranges, within the window.
+/// Minimum readahead in bytes and in ranges, within the reader's `window_bytes`.
 const LEAST_BYTES: u64 = 32 << 20;
 const LEAST_RANGES: u64 = 4;
 
@@ -381,8 +382,8 @@ mod tests {
         assert_eq!(hedges, 21);
     }
 
-    fn piece(object: usize, range: Range<u64>) -> Option<Piece> {
-        Some(Piece { object, range })
+    fn of_object(object: usize, bytes: Range<u64>) -> Option<ObjectRange> {
+        Some(ObjectRange { object, bytes })
     }
 
     #[test]
@@ -390,7 +391,7 @@ mod tests {
         let mut ranges = Ranges::new([0, 25, 0, 10, 3, 0], 0, 10, 1000);
         let expected = [(1, 0..10), (1, 10..20), (1, 20..25), (3, 0..10), (4, 0..3)];
         for (object, range) in expected {
-            assert_eq!(ranges.next(), piece(object, range));
+            assert_eq!(ranges.next(), of_object(object, range));
         }
         assert_eq!(ranges.next(), None);
     }
@@ -398,19 +399,21 @@ mod tests {
     #[test]
     fn a_full_budget_hands_out_nothing_until_something_is_given_back_but_always_one() {
         let mut ranges = Ranges::new([100], 0, 10, 25);
-        assert_eq!((ranges.next(), ranges.next()), (piece(0, 0..10), piece(0, 10..20)));
+        assert_eq!((ranges.next(), ranges.next()), (of_object(0, 0..10), of_object(0, 10..20)));
         assert_eq!(ranges.next(), None);
         ranges.give_back(10);
-        assert_eq!((ranges.next(), ranges.next()), (piece(0, 20..30), None));
+        assert_eq!((ranges.next(), ranges.next()), (of_object(0, 20..30), None));
         let mut narrow = Ranges::new([100], 0, 10, 5);
-        assert_eq!((narrow.next(), narrow.next()), (piece(0, 0..10), None));
+        assert_eq!((narrow.next(), narrow.next()), (of_object(0, 0..10), None));
         let mut small = Ranges::new(vec![1; 5000], 0, 10, 1 << 20);
         assert_eq!(std::iter::from_fn(|| small.next()).count(), MOST_HELD);
     }
 
     #[test]
     fn the_first_object_may_begin_at_any_byte_up_to_its_end() {
-        for (at, first) in [(0, piece(0, 0..10)), (15, piece(0, 15..20)), (20, piece(1, 0..5))] {
+        for (at, first) in
+            [(0, of_object(0, 0..10)), (15, of_object(0, 15..20)), (20, of_object(1, 0..5))]
+        {
             let mut ranges = Ranges::new([20, 5], at, 10, 1000);
             assert_eq!(ranges.next(), first, "{at}");
         }
@@ -419,9 +422,9 @@ mod tests {
     #[test]
     fn what_is_skipped_is_not_handed_out() {
         let mut ranges = Ranges::new([30, 10, 10], 0, 10, 1000);
-        assert_eq!(ranges.next(), piece(0, 0..10));
+        assert_eq!(ranges.next(), of_object(0, 0..10));
         ranges.skip_to(2);
-        assert_eq!((ranges.next(), ranges.next()), (piece(2, 0..10), None));
+        assert_eq!((ranges.next(), ranges.next()), (of_object(2, 0..10), None));
     }
 
     #[test]

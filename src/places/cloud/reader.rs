@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::client::{Client, Pending};
-use super::flow::{Piece, Ranges, ahead};
+use super::flow::{ObjectRange, Ranges, ahead};
 use super::flowing::Flowing;
 use super::range_buf::{Kept, RangeBuf};
 use crate::{Lent, Object};
@@ -15,8 +15,8 @@ use dlfs_base::error::Result;
 /// Reads objects one after another. [`next_object`](Reader::next_object) goes to the first or next object.
 /// Then [`Read`] copies its bytes, and [`BufRead`] gives them without a copy; both end with the object.
 ///
-/// Meanwhile, following ranges are in flight, also of the next objects: enough to hide the store's delay, within the
-/// window.
+/// Meanwhile, following ranges are in flight, also of the next objects: enough to hide the store's delay, within
+/// [`Client::window_bytes`].
 #[derive(Debug)]
 pub struct Reader {
     client: Client,
@@ -24,7 +24,7 @@ pub struct Reader {
     /// The ranges that are not requested yet.
     ranges: Ranges,
     /// Requested ranges, in the order of the objects.
-    pending: VecDeque<(Piece, Pending)>,
+    pending: VecDeque<(ObjectRange, Pending)>,
     /// Number of objects that [`next_object`](Self::next_object) has returned.
     begun: usize,
     /// The range that is being read.
@@ -53,7 +53,7 @@ impl Reader {
     }
 
     /// Reads `objects` in this order, the first from offset `begin`, which must not exceed its length.
-    /// Holds at most the lesser of `ahead_bytes` and the client's window, but always one range. With
+    /// Holds at most the lesser of `ahead_bytes` and the client's `window_bytes`, but always one range. With
     /// [`PlaceOptions::flowing`](crate::PlaceOptions::flowing), a reader of one object holds a few pieces instead.
     pub fn from(client: Client, objects: Vec<Object>, begin: u64, ahead_bytes: u64) -> Reader {
         let lens = objects.iter().map(|object| object.len_bytes).collect();
@@ -108,9 +108,9 @@ impl Reader {
             return self.objects.get(next);
         }
         self.let_go();
-        while self.pending.front().is_some_and(|(piece, _)| piece.object < next) {
-            if let Some((piece, _)) = self.pending.pop_front() {
-                self.ranges.give_back(piece.len());
+        while self.pending.front().is_some_and(|(range, _)| range.object < next) {
+            if let Some((range, _)) = self.pending.pop_front() {
+                self.ranges.give_back(range.len());
             }
         }
         self.ranges.skip_to(next);
@@ -129,12 +129,12 @@ impl Reader {
         if self.current.as_ref().is_none_or(|current| current.read == current.bytes.len()) {
             self.let_go();
             self.ask_ahead();
-            let is_of_object = |(piece, _): &(Piece, Pending)| piece.object + 1 == self.begun;
+            let is_of_object = |(range, _): &(ObjectRange, Pending)| range.object + 1 == self.begun;
             if self.pending.front().is_some_and(is_of_object)
-                && let Some((piece, pending)) = self.pending.pop_front()
+                && let Some((range, pending)) = self.pending.pop_front()
             {
                 // The range counts as held until `let_go`.
-                let bytes = pending.bytes().inspect_err(|_| self.ranges.give_back(piece.len()))?;
+                let bytes = pending.bytes().inspect_err(|_| self.ranges.give_back(range.len()))?;
                 self.current = Some(Current { bytes: Arc::new(bytes), read: 0 });
             }
         }
@@ -153,7 +153,7 @@ impl Reader {
 
     /// Lends the next `len` bytes of the object, if they lie in the range that is being read and no more
     /// than 32 MiB of ranges are then on loan; otherwise returns `None`, and the caller reads the bytes. A
-    /// loan keeps the memory of its whole range, in addition to the window.
+    /// loan keeps the memory of its whole range, in addition to `window_bytes`.
     pub fn lend(&mut self, len: usize) -> Option<Lent> {
         let Current { bytes, read } = self.current.as_mut()?;
         self.lent.retain(|range| range.strong_count() > 0);
@@ -166,11 +166,11 @@ impl Reader {
         Some((Arc::clone(bytes) as _, range))
     }
 
-    /// Requests ranges as far as the window permits.
+    /// Requests all ranges that may be requested now.
     fn ask_ahead(&mut self) {
-        while let Some(piece) = self.ranges.next() {
-            let pending = self.client.fetch(&self.objects[piece.object], piece.range.clone());
-            self.pending.push_back((piece, pending));
+        while let Some(range) = self.ranges.next() {
+            let pending = self.client.fetch(&self.objects[range.object], range.bytes.clone());
+            self.pending.push_back((range, pending));
         }
     }
 }

@@ -114,9 +114,9 @@ fn absent(path: &Path) -> Error {
     }
 }
 
-/// Facts about the files of a source, from which its kind is decided.
+/// The files of a source by their content, from which the source's kind is decided.
 #[derive(Default)]
-struct Judgement {
+struct ClassifiedFiles {
     file_counts: FileCounts,
     shards: Vec<(FoundFile, Content)>,
     bad: Vec<BadEntry>,
@@ -126,8 +126,8 @@ struct Judgement {
     nested: Option<Vec<u8>>,
 }
 
-impl Judgement {
-    /// Judges the files of a tree. Takes only files of the `wanted` kind; with `None`, all files.
+impl ClassifiedFiles {
+    /// Classifies the files of a tree. Takes only files of the `wanted` kind; with `None`, all files.
     fn tree(&mut self, tree: &Listing<Root>, wanted: Option<SourceKind>) {
         let (mut detected, bad) = tree.detect(wanted.is_none());
         if wanted == Some(SourceKind::Tokens) {
@@ -168,7 +168,7 @@ impl Judgement {
         }
     }
 
-    /// Judges one file.
+    /// Classifies one file.
     fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
         let is_shard = content.is_shard();
         let what = sort_of(&file.name, content);
@@ -215,12 +215,12 @@ fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
     }
     let trees = folder::list(&expanded.folders, indexing)?;
     let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
-    let mut judgement = Judgement::default();
+    let mut classified = ClassifiedFiles::default();
     for path in &expanded.files {
         let (content, len_bytes) = content_of(path)?;
-        judgement.file(given_file(path), len_bytes, content);
+        classified.file(given_file(path), len_bytes, content);
     }
-    let shards = !judgement.shards.is_empty() || surveys.iter().any(|survey| survey.shards);
+    let shards = !classified.shards.is_empty() || surveys.iter().any(|survey| survey.shards);
     if !shards {
         return match (trees.is_empty(), &expanded.files[..]) {
             (false, []) => {
@@ -235,45 +235,45 @@ fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
         };
     }
     for tree in &trees {
-        judgement.tree(tree, None);
+        classified.tree(tree, None);
     }
-    let mut kinds = judgement.shards.iter().map(|(_, content)| content.kind());
+    let mut kinds = classified.shards.iter().map(|(_, content)| content.kind());
     let first = kinds.next().unwrap_or_default();
     let all_alike = kinds.all(|kind| kind == first);
-    if judgement.has_others {
-        return Err(judgement.refuse("the source holds shards and other files", MIXED));
+    if classified.has_others {
+        return Err(classified.refuse("the source holds shards and other files", MIXED));
     }
     if !all_alike {
-        return Err(judgement.refuse("the source holds shards of several kinds", MIXED));
+        return Err(classified.refuse("the source holds shards of several kinds", MIXED));
     }
-    judgement.check_packed()?;
-    if let Some(name) = &judgement.nested {
+    classified.check_packed()?;
+    if let Some(name) = &classified.nested {
         let folder = name.rsplitn(2, |&byte| byte == b'/').last().unwrap_or_default();
         let folder = String::from_utf8_lossy(folder).escape_debug().to_string();
         let hint = format!(
             "name the folders that belong together, as .../{folder}; or take the shards of all of \
              them with --from webdataset|tar|tfrecord|parquet|...; or each file as one sample with --from folder"
         );
-        return Err(judgement.refuse("the source holds shards in folders of their own", hint));
+        return Err(classified.refuse("the source holds shards in folders of their own", hint));
     }
     if first != SourceKind::Tar {
-        return Ok(judgement.found(first));
+        return Ok(classified.found(first));
     }
     let pair = |file: &FoundFile| Ok((file.name.clone(), pair_at_beginning(&file.path)?));
-    let decided = Decided::by(judgement.shards.iter().map(|(file, _)| pair(file)))?;
+    let decided = Decided::by(classified.shards.iter().map(|(file, _)| pair(file)))?;
     let kind = decided.kind();
-    Ok(Found { decided: Some(decided), ..judgement.found(kind) })
+    Ok(Found { decided: Some(decided), ..classified.found(kind) })
 }
 
 /// Shards of the kind that the caller named; other files in folders are set aside.
 fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
     let wanted = Content::of_kind(kind);
-    let mut judgement = Judgement::default();
+    let mut classified = ClassifiedFiles::default();
     for path in &expanded.files {
         let file = given_file(path);
         if is_stream(path) {
-            judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
-            judgement.shards.push((file, wanted));
+            classified.file_counts.add(PIPE, Role::Shard, 0, &file.name);
+            classified.shards.push((file, wanted));
             continue;
         }
         let (content, len_bytes) = content_of(path)?;
@@ -282,27 +282,27 @@ fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) 
         let is_taken = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
         let is_packed = matches!(content, Content::Packed(_));
         if is_packed || is_taken && content.kind() == wanted.kind() {
-            judgement.file(file, len_bytes, content);
+            classified.file(file, len_bytes, content);
         } else if is_taken {
             let what = format!("{} read as {kind}", content.label());
-            judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
-            judgement.shards.push((file, wanted));
+            classified.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
+            classified.shards.push((file, wanted));
         } else {
-            judgement.file_counts.add(SIDE, Role::SetAside, len_bytes, &file.name);
+            classified.file_counts.add(SIDE, Role::SetAside, len_bytes, &file.name);
         }
     }
     for tree in folder::list(&expanded.folders, indexing)? {
-        judgement.tree(&tree, Some(wanted.kind()));
+        classified.tree(&tree, Some(wanted.kind()));
     }
-    judgement.check_packed()?;
-    if judgement.shards.is_empty() {
+    classified.check_packed()?;
+    if classified.shards.is_empty() {
         let message = format!("the source holds no {kind} shards");
         let path = expanded.folders.into_iter().next().unwrap_or_default();
         return Err(Error::new(ErrorKind::BadSource, message)
             .path(path)
-            .source(judgement.file_counts));
+            .source(classified.file_counts));
     }
-    Ok(judgement.found(kind))
+    Ok(classified.found(kind))
 }
 
 /// Indexes folders whose files are samples.

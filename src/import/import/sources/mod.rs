@@ -393,7 +393,7 @@ fn index_shards(
     let kind = found.kind;
     let is_open = found.decided == Some(Decided::NoPair);
     let judge = tar::Judge::new(kind, options, is_open);
-    let mut rows = tar::Rows::new(judge, &options.expansion);
+    let mut indexer = tar::MemberIndexer::new(judge, &options.expansion);
     indexing.again(); // detection counted the shards themselves
     let mut files = Vec::new();
     for (number, FoundFile { path, name, .. }) in found.files.iter().enumerate() {
@@ -406,21 +406,21 @@ fn index_shards(
                 None => spool::open_or_spool(path, options)?,
             };
         let len_bytes = container.len_bytes;
-        rows.index.containers.push(container);
+        indexer.index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
         })?;
         files.push(is_copy.then(|| file.clone()));
-        if let Some(appended) = rows.index_shard(file, number, name, indexing) {
+        if let Some(appended) = indexer.index_shard(file, number, name, indexing) {
             let bytes = len_bytes - appended.from;
             let name = path.as_os_str().as_bytes();
-            rows.index.file_counts.add_appended(appended.archives, bytes, name);
+            indexer.index.file_counts.add_appended(appended.archives, bytes, name);
         }
-        if let Some(pair) = rows.judge.pair() {
+        if let Some(pair) = indexer.judge.pair() {
             return Err(tar::undecided(path, pair));
         }
     }
-    Ok(Source::new(kind, rows.finish(), OpenContainers::Shards(files)))
+    Ok(Source::new(kind, indexer.finish(), OpenContainers::Shards(files)))
 }
 
 /// Decompressed bytes of the shards that came through pipes.

@@ -33,9 +33,9 @@ use super::tar_members::{Appended, Member, MemberKind, Members, clean_name};
 use dlfs_base::folders::{FolderOptions, is_dropping};
 use dlfs_base::{Error, ErrorKind};
 
-/// Converts members of archives to rows.
+/// Converts members of archives to rows of an index.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
+pub(super) struct MemberIndexer {
     pub(super) index: Index,
     pub(super) judge: Judge,
     /// The number of the open shard.
@@ -166,10 +166,10 @@ struct Link {
     before: u64,
 }
 
-impl Rows {
-    /// Rows for the members that `judge` selects. `expansion` limits the bytes that links add.
-    pub(super) fn new(judge: Judge, expansion: &Expansion) -> Rows {
-        Rows { judge, expansion: expansion.clone(), ..Rows::default() }
+impl MemberIndexer {
+    /// Indexes the members that `judge` selects. `expansion` limits the bytes that links add.
+    pub(super) fn new(judge: Judge, expansion: &Expansion) -> MemberIndexer {
+        MemberIndexer { judge, expansion: expansion.clone(), ..MemberIndexer::default() }
     }
 
     /// Appends the members of one shard, or its records, whose names begin with `stem`. The rest of a broken shard is
@@ -295,7 +295,7 @@ impl Rows {
     /// Appends a member to the index, as a row or as a payload of the last row. Returns whether the payload may be the
     /// row's label, which it is if it is a number.
     fn take(&mut self, member: &Member) -> Result<bool, BadReason> {
-        let Rows { judge, index, container, .. } = self;
+        let MemberIndexer { judge, index, container, .. } = self;
         if member.kind == MemberKind::Folder {
             if (judge.hidden || !is_dropping(&member.name))
                 && let Ok(name) = clean_name(&member.name)
@@ -365,7 +365,7 @@ impl Rows {
         if self.links.is_empty() {
             return Vec::new();
         }
-        let Rows { index, links, .. } = self;
+        let MemberIndexer { index, links, .. } = self;
         let named = index.by_name();
         let targets: HashMap<u64, Option<u64>> =
             links.iter().map(|link| (link.row, target(link, &named, index))).collect();
@@ -470,9 +470,9 @@ pub type FolderClasses = (Vec<Vec<u8>>, Vec<Option<i64>>);
 
 /// The classes of the files of plain archives, as an import finds them.
 pub(crate) fn folder_classes<'n>(names: impl Iterator<Item = &'n [u8]> + Clone) -> FolderClasses {
-    let mut rows = Rows::default();
-    names.clone().for_each(|name| rows.note_folder_of(name));
-    let (above, classes) = rows.classes();
+    let mut indexer = MemberIndexer::default();
+    names.clone().for_each(|name| indexer.note_folder_of(name));
+    let (above, classes) = indexer.classes();
     let labels = names.map(|name| class_of(name, &above, &classes)).collect();
     (classes, labels)
 }
