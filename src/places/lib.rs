@@ -11,9 +11,8 @@
 //! # Invariants
 //! - One thread, `dlfs-cloud`, does all I/O of a client. It runs the library's only asynchronous executor.
 //!   Callers block, but not for ever: each request has a deadline, and retries stop after a time limit.
-//! - An object that has changed since it was listed is an error, if its entity tag shows the change: tag,
-//!   range and length of each response are compared. For web servers without entity tags, only the length
-//!   is compared.
+//! - An object that has changed since it was listed is an error, if its entity tag shows the change. Tag, range and
+//!   length of each response are compared. For web servers without entity tags, only the length is compared.
 //! - Memory use is bounded, whatever the store does.
 //! - No message contains a secret: neither a signature nor a URL's user or query.
 //!

@@ -299,9 +299,9 @@ impl FillingShard<'_> {
         self.image.filling.end_shard()
     }
 
-    /// A stand-in for the name that the sample gets at the commit, whose encoding is at least as long: if an earlier
-    /// shard has `name`, the sample's name gets the shard in front. Names are front-coded, so the stand-in shares no
-    /// prefix with its neighbours.
+    /// A stand-in for the name that the sample gets at the commit. That name gets the shard in front if an earlier
+    /// shard has `name`. The encoding of the stand-in is at least as long in any case. Names are front-coded, so the
+    /// stand-in shares no prefix with its neighbours.
     fn longest_name(&self, name: &[u8]) -> Vec<u8> {
         let FilledChunk { shard, count, .. } = self.open.chunk;
         let set = &self.image.set;

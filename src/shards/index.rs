@@ -14,8 +14,8 @@
 //! | ..      | columns  | the values of typed columns: a string                                         |
 //! | last 4  | checksum | CRC32C of all bytes before, little-endian                                     |
 //!
-//! The offset of a sample counts bytes of the shard from the place of its run to the sample's first byte, plus 1; 0:
-//! the sample cannot be decoded alone.
+//! The offset of a sample is 1 plus the number of bytes of the shard from the place of its run to the sample's first
+//! byte. It is 0 if the sample cannot be decoded alone.
 
 use std::borrow::Cow;
 

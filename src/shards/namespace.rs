@@ -6,8 +6,8 @@
 //! - A whole run is decoded into the reader's buffer.
 //! - For a part of a run, the run is decoded into memory, and the part is copied. The last such runs stay in memory
 //!   (`run_cache.rs`).
-//! - For a short part, only its samples are decoded, if they have places, unless the whole run is in memory or is
-//!   likely to be wanted soon (`run_cache.rs`).
+//! - For a short part, only its samples are decoded, if they have places. But if the whole run is likely to be wanted
+//!   soon (`run_cache.rs`), it is decoded into memory.
 //! - A run without a place, as in a compressed shard, is decoded together with the runs before it, from the last one
 //!   with a place on. All of them are decoded into memory.
 //!
@@ -374,8 +374,8 @@ const MOST_AT_ONCE: usize = 128;
 const QUEUE_DEPTH: u16 = 128;
 /// A read is short if its run is at least this many times as long. Readers of whole runs read longer pieces.
 const SHORT: u64 = 8;
-/// Maximum bytes of decoded runs in memory, but always one run. Must be large enough that a thread that waits for a run
-/// still finds it there after the runs that are decoded together with it: at most half of this is decoded ahead.
+/// Maximum bytes of decoded runs in memory, but always one run. A thread that waits for a run must still find it in
+/// memory after the runs that are decoded together with it. So at most half of this is decoded ahead.
 const KEPT_BYTES: u64 = DECODED_BYTES;
 /// The same for runs whose samples can be decoded alone: these are seldom read again from memory.
 const KEPT_BESIDE_PLACES_BYTES: u64 = 8 << 20;

@@ -73,8 +73,8 @@ impl RunCache {
     }
 
     /// The right to decode only the samples that have the bytes `range` of the run `number`, once few reads do so.
-    /// `None`: the whole run should be decoded, because it is in memory or will be, because the read continues one of
-    /// the last such reads, or because enough of these were of this run.
+    /// `None`: the run is in memory or will be, the read continues one of the last such reads, or enough of these were of
+    /// this run. Then the whole run should be decoded.
     ///
     /// Reads at the same time are of one batch, so they do not count as continued. A run that is being decoded for one
     /// reader alone is not waited for.
@@ -117,8 +117,9 @@ impl RunCache {
 }
 
 impl RunCacheState {
-    /// Returns whether one more run may be decoded now: not too many runs or bytes are, and a run for one reader alone
-    /// gives way to reads of samples. A run of any length may be decoded while no other is.
+    /// Returns whether one more run may be decoded now. The number and the bytes of runs that are decoded at a time are
+    /// limited, and a run for one reader alone gives way to reads of samples. A run of any length may be decoded while
+    /// no other is.
     fn has_room(&self, run: RunToDecode) -> bool {
         let all = self.decoding.values();
         let bytes = all.clone().map(|other| other.len_bytes).sum::<u64>();

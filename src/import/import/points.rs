@@ -1,10 +1,10 @@
 //! The points of an import of shards or rows from an object store: positions in the stream at which a resume can
 //! continue.
 //!
-//! A stream is read once. The media show which samples have arrived, but not the object and offset where the
-//! next sample begins. So the checkpoint (`checkpoint.rs`) records this position with the number of samples before
-//! it: a *point*. A resume continues at the newest point of the same journal before which every chunk is on the
-//! media with matching checksums; if there is none, it reads the stream from its beginning. If an object up to
+//! A stream is read once. The media show which samples have arrived, but not the object and offset where the next
+//! sample begins. So the checkpoint (`checkpoint.rs`) records this position with the number of samples before it: a
+//! *point*. A resume continues at the newest point of the same journal before which every chunk is on the media with
+//! matching checksums. If there is no such point, the resume reads the stream from its beginning. If an object up to
 //! the newest point has changed, the resume is refused. A point is noted while samples arrive, and written when all
 //! chunks before it are written.
 

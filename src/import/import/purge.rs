@@ -1,9 +1,9 @@
 //! Purge: frees the space of deleted samples by rewriting their chunks without them.
 //!
-//! The new chunks go into free cells. Cells that a generation frees can be written two generations later, so a
-//! purge commits several generations: each step rewrites the chunks that fit into the free cells, and leaves a
-//! complete image. Meanwhile a file grows only a little. In the end, the space that no generation reads any
-//! more is returned to the file system.
+//! The new chunks go into free cells. Cells that a generation frees can be written two generations later. So a purge
+//! commits several generations if not all new chunks fit into the free cells. Each step rewrites the chunks that fit,
+//! and leaves a complete image. Meanwhile a file grows only a little. In the end, the space that no generation reads
+//! any more is returned to the file system.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 /// the new chunks do not fit beside the old ones. If there are no such chunks, it writes nothing, unless an
 /// earlier purge was killed before it had returned all space: then it returns the rest.
 ///
-/// A file shrinks in place to about the size that an import of the remaining samples would give it: space that
+/// A file shrinks in place to about the size that an import of the remaining samples would give it. Space that
 /// the new generation does not read is cut off its end or becomes a hole. So readers of earlier generations
 /// have to open the image again.
 ///

@@ -112,8 +112,8 @@ pub fn rebuild_on(
         let prepared = commit::prepare(media, found.directory.clone(), &mut space);
         let mut commit = match prepared {
             // Also overwrites chunks that neither this generation nor the previous one has, and this generation's
-            // snapshot: the record holds the same information, so that a power loss meanwhile leaves an image that
-            // can still be rebuilt.
+            // snapshot. The record holds the same information as the snapshot, so after a power loss the image can
+            // still be rebuilt.
             Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
                 let generation = found.directory.generation();
                 let is_other = |copy: &Superblock| copy.generation != generation;

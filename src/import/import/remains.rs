@@ -52,8 +52,8 @@ impl Remains {
         self.copies.iter().flat_map(|copies| copies.copies.iter().flatten())
     }
 
-    /// The space outside the chunks of the generation of `directory` and of the previous one, outside unreadable cells,
-    /// and outside the snapshots of the superblocks for which `counts` returns true.
+    /// The space that is neither in chunks of `directory`'s generation or the previous one, nor unreadable. The
+    /// snapshots of the superblocks for which `counts` returns true are not free either.
     pub(super) fn free_space(
         &self,
         scan: &Scan,
@@ -303,8 +303,8 @@ pub(super) struct Assembled {
     pub(super) deletions_known: bool,
 }
 
-/// The places of the record, and of the chunks that no purge can have abandoned: chunks that the import of
-/// their part wrote, and whose samples are all live.
+/// The namespace and cell of the record, and of each chunk that no purge can have abandoned. The import of its part
+/// wrote such a chunk, and all of its samples are live.
 fn sound_chunks(found: &Assembled) -> HashSet<(u16, u64)> {
     let directory = &found.directory;
     if !found.deletions_known || found.selection.lost_samples > 0 {

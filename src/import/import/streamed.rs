@@ -1,9 +1,9 @@
 //! Imports a stream: reads it once, and writes its samples as they arrive, in their order or shuffled in windows.
 //!
-//! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed
-//! import reads the stream again, but does not write chunks again that are on the media with the expected
-//! bytes. If the stream consists of shards or rows in an object store, it reads only what follows the last
-//! point that the interrupted import has recorded: see `points.rs` and `chunk_stream.rs`.
+//! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed import
+//! reads the stream again, but does not write chunks again that are on the media with the expected bytes. Of shards or
+//! rows in an object store, it reads only what follows the newest usable point that the interrupted import has
+//! recorded: see `points.rs` and `chunk_stream.rs`.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};

@@ -121,10 +121,10 @@ impl<T> WriteBehind<T> {
         Ok(header)
     }
 
-    /// Writes a chunk of one oversize sample at an offset of a namespace: first the record, which `give` pushes, then
-    /// the header, which `header` makes of the record's checksums and which ends at `data_start`. With `may_exist`,
-    /// leaves out blocks that are on the media already. Returns the header, and whether it was there. The inner error
-    /// is that of `give`; what was written of the chunk is useless then.
+    /// Writes a chunk of one oversize sample at an offset of a namespace. First writes the record, which `give` pushes,
+    /// `data_start` bytes behind that offset. Then writes the header, which `header` makes of the record's checksums.
+    /// With `may_exist`, leaves out blocks that are on the media already. Returns the header, and whether the header was
+    /// there. The inner error is that of `give`; what was written of the chunk is useless then.
     ///
     /// # Errors
     /// As [`write`](Self::write); errors of `header`.

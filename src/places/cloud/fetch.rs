@@ -118,8 +118,8 @@ impl StoreShared {
         result.map_err(|error| error.target(place.to_string()))
     }
 
-    /// After `error` of a web server: if the server sends no ranges of the file, copies the whole file and reads the
-    /// copy; if the file seems to change all the time, returns an error that explains this.
+    /// Handles `error` of a web server. If the server sends no ranges of the file, copies the whole file and reads the
+    /// copy. If the file seems to change all the time, returns an error that explains this. Otherwise returns `error`.
     async fn fall_back(
         &self,
         web: &Web,

@@ -72,9 +72,9 @@ pub(crate) struct Retry {
 impl Retry {
     /// Notes a failure. Returns the pause before the next attempt; `None`: give up.
     ///
-    /// The pause is the one that the store asks for (`after`, the header `Retry-After`), and a random time
-    /// from zero to an exponentially growing limit ("full jitter"), so that requests that failed together
-    /// are not retried together. `random` is any number.
+    /// The pause is the one that the store asks for (`after`, the header `Retry-After`), plus a random time
+    /// from zero to an exponentially growing limit ("full jitter"). So requests that failed together are not
+    /// retried together. `random` is any number.
     pub(crate) fn failed(
         &mut self,
         now: Instant,

@@ -69,9 +69,9 @@ async fn find_on_web(
     shared.again(key, &note, head).await
 }
 
-/// Sends the objects beneath `prefix`, in the order of keys: those of a store page by page; those of the Hub or of a
-/// web server all at once, since they must be sorted. Ends early if the receiver is gone. The task must have a
-/// [`LISTING`].
+/// Sends the objects beneath `prefix`, in the order of keys. The objects of a store are sent page by page. Those of the
+/// Hub or of a web server are sent all at once, since they must be sorted first. Ends early if the receiver is gone.
+/// The task must have a [`LISTING`].
 pub(super) async fn list(
     shared: &StoreShared,
     prefix: &str,

@@ -151,9 +151,9 @@ impl Reader {
         }
     }
 
-    /// Lends the next `len` bytes of the object, if they lie in the range that is being read and no more
-    /// than 32 MiB of ranges are then on loan; otherwise returns `None`, and the caller reads the bytes. A
-    /// loan keeps the memory of its whole range, in addition to `window_bytes`.
+    /// Lends the next `len` bytes of the object. `None`: they do not all lie in the range that is being read, or more
+    /// than 32 MiB of ranges would be on loan. Then the caller reads the bytes. A loan keeps the memory of its whole
+    /// range, in addition to `window_bytes`.
     pub fn lend(&mut self, len: usize) -> Option<Lent> {
         let Current { bytes, read } = self.current.as_mut()?;
         self.lent.retain(|range| range.strong_count() > 0);

@@ -1,5 +1,5 @@
-//! Opens a store: builds the client library's clients from an address, the environment and the user's settings, and for
-//! S3 also from the AWS profile in `~/.aws/config` and `~/.aws/credentials`.
+//! Opens a store: builds the client library's clients from an address, the environment and the user's settings. For S3,
+//! also reads the AWS profile in `~/.aws/config` and `~/.aws/credentials`.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

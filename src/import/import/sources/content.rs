@@ -30,8 +30,8 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Classifies the file called `name`; `at` reads it from an offset on. Reads 4 KiB, of a compressed file also 4 KiB
-    /// of its decompressed data, and more only of an index file or if the first line of JSON is longer.
+    /// Classifies the file called `name`; `at` reads it from an offset on. Reads 4 KiB, and of a compressed file also
+    /// 4 KiB of its decompressed data. Reads more only of an index file, or if the first line of JSON is longer.
     ///
     /// # Errors
     /// The file cannot be read.

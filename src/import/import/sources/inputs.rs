@@ -27,14 +27,14 @@ pub(crate) struct Inputs {
     objects: Option<ObjectStreams>,
     /// Number of streams begun, including skipped ones.
     begun: u64,
-    /// Set if the first stream is not read from its beginning: the number of decompressed bytes to skip; 0: the stream
-    /// is not compressed, and the store is asked only for the bytes wanted.
+    /// Set if the first stream is not read from its beginning: the number of decompressed bytes to skip. It is 0 if the
+    /// stream is not compressed, since then only the wanted bytes are requested.
     first: Option<u64>,
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
-    /// Set if the input is a single shard, an object or a file; true once the shard turns out to be compressed, or to
-    /// be an object of less than [`HEAD_BYTES`].
+    /// Set if the input is a single shard, an object or a file. The value becomes true once the shard turns out to be
+    /// compressed, or to be an object of less than [`HEAD_BYTES`].
     is_packed: Option<Arc<AtomicBool>>,
     /// The bytes to read of a single shard, which then must not be compressed; `None`: all.
     part: Option<Range<u64>>,

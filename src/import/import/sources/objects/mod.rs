@@ -4,8 +4,8 @@
 //!
 //! A folder of objects is indexed from its listing alone, in the order of a local folder. Payloads are then read in
 //! the order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
-//! front to back. A list names objects of its folder by key, or others by address: a local list those of any store, a
-//! list in a store only those of that store and of the hosts that the options name.
+//! front to back. A list names objects of its folder by key, or others by address. A local list may name objects of any
+//! store. A list in a store may name only those of that store and of the hosts that the options name.
 
 mod index;
 
