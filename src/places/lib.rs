@@ -401,6 +401,7 @@ fn escape(text: &str) -> String {
     escaped
 }
 
+/// The hint for an invalid address.
 const FORMS: &str = "one of s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://HOST/PATH, \
                      hf://datasets/OWNER/NAME";
 

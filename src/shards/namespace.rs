@@ -371,6 +371,7 @@ const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 /// Maximum reads of a queue pair at a time, including those that wait for the same run.
 const MOST_AT_ONCE: usize = 128;
+/// Maximum I/Os that a queue pair takes at a time.
 const QUEUE_DEPTH: u16 = 128;
 /// A read is short if its run is at least this many times as long. Readers of whole runs read longer pieces.
 const SHORT: u64 = 8;

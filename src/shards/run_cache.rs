@@ -72,9 +72,9 @@ impl RunCache {
         }
     }
 
-    /// The right to decode only the samples that have the bytes `range` of the run `number`, once few reads do so.
-    /// `None`: the run is in memory or will be, the read continues one of the last such reads, or enough of these were of
-    /// this run. Then the whole run should be decoded.
+    /// The right to decode only the samples that have the bytes `range` of the run `number`. Waits while too many reads
+    /// decode their samples alone. `None`: the run is in memory or will be, the read continues one of the last such
+    /// reads, or enough of these were of this run. Then the whole run should be decoded.
     ///
     /// Reads at the same time are of one batch, so they do not count as continued. A run that is being decoded for one
     /// reader alone is not waited for.

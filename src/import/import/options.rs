@@ -301,6 +301,7 @@ pub(super) fn as_text<S: Serializer>(
     serializer.collect_str(value)
 }
 
+/// The value of `choices` that is called `text`.
 fn chosen<T>(text: &str, choices: [(&str, T); 2]) -> Result<T> {
     let names = choices.each_ref().map(|(name, _)| *name).join(" or ");
     let found = choices.into_iter().find(|(name, _)| *name == text).map(|(_, value)| value);

@@ -598,6 +598,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         Ok(())
     }
 
+    /// The metadata of the sample at `slot`, which is `row` of the source.
     fn meta(&self, slot: Slot, row: u64) -> SampleMeta<'a> {
         let Pass { rows, placement, .. } = self.shared.pass;
         let id = match rows.order {
@@ -643,7 +644,7 @@ const WHO: &str = "the thread dlfs-import";
 /// take memory, about 64 bytes a sample.
 const MAX_EVENTS: usize = 32;
 
-/// Maximum number of times that chunks are verified before they are flushed.
+/// Number of verify passes after which it is an error that a pass still finds a loss.
 const MAX_VERIFY_PASSES: u32 = 8;
 
 /// Delay before a failed commit or flush is retried.

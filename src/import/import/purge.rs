@@ -56,6 +56,7 @@ pub fn purge_on(devices: &[Arc<dyn Device>], progress: &mut dyn Progress) -> Res
     purge_with(devices, &EditOptions::default(), progress)
 }
 
+/// Purges the image on open namespaces.
 fn purge_with(
     devices: &[Arc<dyn Device>],
     options: &EditOptions,
@@ -86,6 +87,7 @@ struct Purge<'a> {
 }
 
 impl<'a> Purge<'a> {
+    /// A purge that begins with the current generation of `edit`.
     fn new(edit: &'a mut Edit) -> Purge<'a> {
         let layout = *edit.current.directory.layout();
         let space = edit.free_space();
@@ -410,6 +412,7 @@ impl Rewriter<'_> {
     }
 }
 
+/// The error for a damaged sample at an offset of a namespace in bytes.
 fn damaged(id: SampleId, offset: u64, media: &Media, namespace: u16) -> Error {
     let device = media.devices[usize::from(namespace)].namespace();
     Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")

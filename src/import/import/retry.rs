@@ -88,5 +88,7 @@ impl RetryBudget {
 /// Length of the budget. It is less than the deadline of a call, so that the last attempt ends within that deadline.
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
 
+/// The first delay of a [`Backoff`].
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
+/// The longest delay of a [`Backoff`].
 const MAX_BACKOFF: Duration = Duration::from_secs(1);

@@ -176,7 +176,7 @@ impl Shards {
         rows.map(|rows| rows.pages(number).lock().clone()).into_iter().flatten().collect()
     }
 
-    /// Adds pages that readers of another process have met, so that those of this one find them.
+    /// Adds pages that readers of another process have met, for the readers of this process.
     pub fn add_pages(&self, number: usize, pages: &[(u64, u64)]) {
         if let Some(rows) = &self.rows {
             rows.pages(number).lock().extend(pages.iter().copied());

@@ -20,6 +20,7 @@ pub(super) struct TemporaryColumn {
 }
 
 impl TemporaryColumn {
+    /// Appends bytes to the file, which is created first if need be.
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,

@@ -30,11 +30,13 @@ struct Parts {
     added_tokens: Vec<Added>,
 }
 
+/// The model of a tokenizer.
 #[derive(Deserialize)]
 struct Model {
     vocab: Vocabulary,
 }
 
+/// The tokens of a model.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Vocabulary {
@@ -44,8 +46,10 @@ enum Vocabulary {
     InOrder(Vec<IgnoredAny>),
 }
 
+/// A token beside those of the model.
 #[derive(Deserialize)]
 struct Added {
+    /// Its number.
     id: u32,
 }
 

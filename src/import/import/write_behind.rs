@@ -123,8 +123,8 @@ impl<T> WriteBehind<T> {
 
     /// Writes a chunk of one oversize sample at an offset of a namespace. First writes the record, which `give` pushes,
     /// `data_start` bytes behind that offset. Then writes the header, which `header` makes of the record's checksums.
-    /// With `may_exist`, leaves out blocks that are on the media already. Returns the header, and whether the header was
-    /// there. The inner error is that of `give`; what was written of the chunk is useless then.
+    /// With `may_exist`, leaves out blocks that are on the media already. Returns the header, and whether the header
+    /// was there. The inner error is that of `give`; what was written of the chunk is useless then.
     ///
     /// # Errors
     /// As [`write`](Self::write); errors of `header`.
@@ -261,6 +261,7 @@ impl<T> WriteBehind<T> {
         }
     }
 
+    /// Number of pieces of all chunks whose writes are in flight.
     fn pieces_in_flight(&self) -> usize {
         let all = self.chunks.iter().map(|(_, parts)| parts).chain([&self.open]);
         let is_piece = |(_, home): &&(PendingWrite, ReturnTo)| matches!(home, ReturnTo::Piece);
@@ -371,6 +372,7 @@ impl<T> BlockStream<'_, T> {
         Ok(self.sums)
     }
 
+    /// Writes the piece that is being filled, unless its bytes are on the media already.
     fn write(&mut self) -> Result<()> {
         let piece = self.piece.take().expect("filled before it is written");
         let len = piece.len() as u64;

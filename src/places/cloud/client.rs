@@ -153,6 +153,7 @@ impl Client {
         self.find(key, pages.iter().any(|end| key.to_ascii_lowercase().ends_with(end)))
     }
 
+    /// The object with this key. `may_be_page`: on a web server, an HTML page counts as one.
     fn find(&self, key: &str, may_be_page: bool) -> Result<Object> {
         let shared = Arc::clone(&self.0.shared);
         let key = self.key(key)?;

@@ -171,11 +171,13 @@ fn element(text: &str, name: &str) -> Option<String> {
     is_plain.then(|| value.escape_debug().to_string())
 }
 
+/// The hint for a store that refuses access.
 const CREDENTIALS: &str = "give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, \
      AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN, ...), or read a public bucket \
      without any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true; the signature of a \
      URL may have expired";
 
+/// The hint for a store that redirects.
 const OTHER_PLACE: &str = "set AWS_REGION or AWS_ENDPOINT_URL for S3, GOOGLE_BASE_URL, AZURE_STORAGE_ENDPOINT or \
      HF_ENDPOINT; of a web server, give the address that it redirects to";
 

@@ -66,6 +66,7 @@ impl Host {
 }
 
 impl StoreShared {
+    /// A store at `place`, the first on its host.
     pub(super) fn new(
         place: Place,
         store: Store,
@@ -394,6 +395,7 @@ impl Admission {
         Permit { admission: self, permit: Some(permit.expect("the semaphore is never closed")) }
     }
 
+    /// A permit, if one is free now.
     fn try_enter(&self) -> Option<Permit<'_>> {
         let permit = self.semaphore.try_acquire().ok()?;
         Some(Permit { admission: self, permit: Some(permit) })

@@ -1,8 +1,8 @@
 //! Decides how many requests are in flight, which are retried, and which ranges come next. Pure.
 //!
-//! Times and random numbers are arguments. `fetch.rs` and `reader.rs` carry out the decisions.
-//! The window of requests in flight grows additively and halves. A second request for the same bytes hedges a request
-//! that is unusually slow.
+//! Times and random numbers are arguments. `fetch.rs` and `reader.rs` carry out the decisions. The window of requests
+//! in flight grows by one at a time, and halves when the store gets too many requests. A second request for the same
+//! bytes hedges a request that is unusually slow.
 
 use std::collections::VecDeque;
 use std::ops::Range;

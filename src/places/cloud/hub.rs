@@ -248,7 +248,9 @@ fn wrong(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Cause {
     Cause::Generic { store: "Hugging Face hub", source: source.into() }
 }
 
+/// The URL of the Hub, unless another one is set.
 const ENDPOINT: &str = "https://huggingface.co";
+/// The cause of a refusal.
 const GATED_HINT: &str = "there is no such data set, or it is private or gated: accept its conditions on its page, and \
      give a token that may read it as HF_TOKEN, or with hf auth login";
 /// Maximum length of a stored token: a longer file is not one.

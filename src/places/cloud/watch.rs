@@ -24,7 +24,7 @@ use super::http_client;
 use super::sift::sift;
 use crate::PlaceStats;
 
-/// The record of one request. The request has a clone of it among its extensions.
+/// The record of one request at a time. A request has a clone of it among its extensions, unless it is for a listing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note(Arc<Mutex<Noted>>);
 
@@ -45,6 +45,7 @@ impl Note {
         *self.0.lock() = Noted::default();
     }
 
+    /// The record so far.
     pub(super) fn read(&self) -> Noted {
         *self.0.lock()
     }
@@ -54,6 +55,7 @@ impl Note {
 pub(super) type Counts = PlaceStats<AtomicU64>;
 
 impl Counts {
+    /// The counts so far.
     pub(super) fn read(&self) -> PlaceStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         PlaceStats {

@@ -28,6 +28,7 @@ pub(super) struct FileInfo {
 }
 
 impl FileInfo {
+    /// The description in the headers of a response, also of one to a request of a range.
     fn of(answer: &HttpResponse) -> FileInfo {
         let header = |name: HeaderName| answer.headers().get(name).and_then(|it| it.to_str().ok());
         let len = match header(CONTENT_RANGE) {
@@ -139,4 +140,5 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
     Cause::Generic { store: STORE, source: Box::new(error) }
 }
 
+/// The name of this kind of store in errors of the client library.
 const STORE: &str = "web server";

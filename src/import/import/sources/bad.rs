@@ -16,8 +16,8 @@ pub struct BadEntry {
     pub reason: BadReason,
     /// The shard or list that contains the entry; its folder if the source has several folders.
     pub within: Option<PathBuf>,
-    /// The byte range of the shard that cannot be read because of the entry, empty if its end is unknown; `None`: other
-    /// entries can be read.
+    /// The byte range of the shard that cannot be read because of the entry; empty if the end of the range is unknown.
+    /// `None`: all other entries can be read.
     pub rest: Option<Range<u64>>,
 }
 

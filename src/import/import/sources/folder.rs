@@ -130,8 +130,8 @@ impl Walk<'_, '_> {
         folders
     }
 
-    /// Examines the entry `name` of a folder. Returns its status, or that of a link's target, if that is a file to
-    /// take; adds a folder to `folders`.
+    /// Examines the entry `name` of a folder, or the target of a link. Returns the status of a file to take. Adds a
+    /// folder to `folders`. `None`: there is no file to take.
     fn examine(
         &mut self,
         fd: &OwnedFd,

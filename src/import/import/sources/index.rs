@@ -493,6 +493,7 @@ impl Payloads {
         set_sparse(&mut self.fields, at, field);
     }
 
+    /// Appends a payload.
     fn push(&mut self, payload: Payload) {
         self.lens_bytes.push(0);
         self.offsets_or_stamps.push(0);
@@ -557,6 +558,7 @@ impl Names {
         if row + 1 < self.len() { self.start(row + 1) } else { self.bytes.len() }
     }
 
+    /// Appends a name of at most [`MAX_NAME_BYTES`].
     pub(super) fn push(&mut self, name: &[u8]) {
         assert!(name.len() <= MAX_NAME_BYTES, "sources refuse longer names");
         if self.len().is_multiple_of(NAMES_A_BLOCK) {

@@ -321,6 +321,7 @@ impl Source {
         Ok(bad)
     }
 
+    /// The open shards of a new reader: those that have no path.
     fn open_shards(&self) -> OpenShards {
         match &self.containers {
             OpenContainers::Shards(shards) => OpenShards::new(shards),

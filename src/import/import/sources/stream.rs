@@ -221,9 +221,9 @@ impl StreamSource {
         self.open.take()
     }
 
-    /// Finishes a completed sample: adds the fields that it lacks as `None`. Prefixes its name with the stream's name if
-    /// another stream has the same name, or if all names have a prefix. `None`: an earlier sample of the stream has the
-    /// name, or the name with its prefix is taken or too long; the sample is bad.
+    /// Finishes a completed sample: adds the fields that it lacks as `None`. Prefixes its name with the stream's name
+    /// if another stream has the same name, or if all names have a prefix. `None`: an earlier sample of the stream has
+    /// the name, or the name with its prefix is taken or too long; the sample is bad.
     fn finish(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
@@ -381,6 +381,7 @@ impl SpareBuffers {
         buffer
     }
 
+    /// Keeps a buffer, unless the buffers would then have more than [`MAX_SPARE_BYTES`].
     fn give_back(&mut self, buffer: Vec<u8>) {
         let capacity_bytes = self.capacity_bytes + buffer.capacity();
         if capacity_bytes <= MAX_SPARE_BYTES {

@@ -28,8 +28,8 @@ impl Listing<Root> {
     pub(crate) fn survey(&self, detects: bool) -> Survey {
         let mut counts: HashMap<String, SortCount> = HashMap::new();
         let mut survey = Survey::default();
-        // Numbers of files that were read: only because of their names; that are not side files; in unsupported
-        // formats.
+        // Numbers of files that were read: `named`, only because of their names; `read`, all but side files; `unread`,
+        // those in unsupported formats.
         let mut named = 0;
         let mut read = 0;
         let mut unread = 0;

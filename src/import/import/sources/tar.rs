@@ -292,8 +292,8 @@ impl MemberIndexer {
         above
     }
 
-    /// Appends a member to the index, as a row or as a payload of the last row. Returns whether the payload may be the
-    /// row's label, which it is if it is a number.
+    /// Appends a member to the index, as a row or as a payload of the last row. Returns whether the member is the field
+    /// `cls`, whose payload is the row's label if it is a number.
     fn take(&mut self, member: &Member) -> Result<bool, BadReason> {
         let MemberIndexer { judge, index, container, .. } = self;
         if member.kind == MemberKind::Folder {
@@ -549,6 +549,7 @@ pub(crate) fn pair_at_beginning(archive: impl Input, most_files: u32) -> Option<
 const MAX_LINKS: u32 = 40;
 /// Maximum archives that are nested in each other.
 const MAX_NESTED: usize = 8;
+/// The reason for refusing an archive that should have been expanded.
 const NOT_TAKEN_APART: BadReason = BadReason::Syntax(
     "is an archive within an archive that is compressed, or within 8 others, and is not taken apart",
 );

@@ -495,6 +495,7 @@ pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
 
 /// Maximum length of an extended header: it is read into memory.
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
+/// Reasons for refusing a member, or the rest of an archive.
 const SPARSE: &str = "is a sparse file, which is not expanded: pack it again without --sparse";
 const DUMP: &str = "is a folder's dump, which some tools take for a file";
 const LABEL: &str = "is a volume's label, which some tools take for a file";

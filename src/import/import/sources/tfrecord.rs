@@ -38,6 +38,7 @@ pub(super) fn next_len(from: &mut dyn Read) -> Result<Option<u64>, BadReason> {
     }
 }
 
+/// The reason for a shard that ends within the header of a record.
 const ENDS_IN_HEADER: BadReason = BadReason::Truncated("the shard ends inside a record's header");
 
 /// The payload's length in a header, whose checksum is verified.
@@ -63,6 +64,7 @@ fn masked(crc: u32) -> u32 {
 pub(super) const HEADER_BYTES: usize = 12;
 /// Bytes of a stored checksum.
 pub(crate) const CRC_BYTES: usize = 4;
+/// The reason for a shard that ends within the payload or last checksum of a record.
 pub(super) const ENDS_INSIDE: BadReason = BadReason::Truncated("the shard ends inside the record");
 
 #[cfg(test)]

@@ -136,6 +136,7 @@ impl Writer {
         Writer::start(windows, fields, move |thread| place(&thread).map(Written::Part))
     }
 
+    /// Begins to write an image, whose namespaces the writer's thread opens.
     fn start_image(options: WriterOptions, open: placing::Open) -> Result<Writer> {
         let fields = options.fields.clone();
         Writer::start(options.windows(), &fields, move |thread| {
@@ -143,6 +144,7 @@ impl Writer {
         })
     }
 
+    /// Starts the writer's thread, which runs `place`, and waits until the thread has inspected the image.
     fn start(
         windows: Windows,
         fields: &[Vec<u8>],
@@ -481,13 +483,16 @@ fn joined(handle: JoinHandle<Result<Written>>) -> Result<Written> {
     handle.join().unwrap_or_else(|_| Err(ended_early()))
 }
 
+/// The error for a writer in a forked child.
 fn forked() -> Error {
     let text = "a writer writes in the process that created it, not in a forked child";
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
+/// The error for a writer whose thread has ended.
 fn ended_early() -> Error {
     Error::new(ErrorKind::Interrupted, "this writer has ended: a write failed, or its thread did")
 }
 
+/// The name of the thread.
 const NAME: &str = "dlfs-writer";

@@ -39,6 +39,7 @@ pub(in crate::import) struct Windows {
 }
 
 impl WriterOptions {
+    /// The placement of the samples that these options ask for.
     pub(in crate::import) fn windows(&self) -> Windows {
         let WriterOptions { order, window_bytes, .. } = *self;
         Windows { order, window_bytes: window_bytes.max(1), seed: self.image.seed }
@@ -145,4 +146,5 @@ impl WriteReport {
     }
 }
 
+/// The default of [`WriterOptions::window_bytes`].
 const DEFAULT_WINDOW_BYTES: usize = 64 << 20;

@@ -89,6 +89,7 @@ pub(super) fn run(options: &WriterOptions, open: Open, thread: &Thread) -> Resul
     or_remove(|created| write_all(options, &open(options.image.onto, created)?, thread))
 }
 
+/// Takes the lease, and writes the image on open namespaces. After a failure, gives files their old length.
 fn write_all(
     options: &WriterOptions,
     devices: &[Arc<dyn Device>],
@@ -110,6 +111,7 @@ fn write_all(
     result
 }
 
+/// Writes the samples of all windows, and commits. The caller holds the lease.
 fn write_leased(
     options: &WriterOptions,
     media: Media,
@@ -296,6 +298,7 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
+    /// Adds sample number `at` of a window to the chunks.
     fn push(&mut self, window: &Window, at: usize) -> Result<()> {
         let record = window.record(at);
         let len = record.len() as u32; // its length was checked to be a `u32`
@@ -303,6 +306,7 @@ impl<'a> Placer<'a> {
         self.chunks.push(&window.meta(at), len, &mut |take| take(record))
     }
 
+    /// Commits all samples as one generation.
     fn commit(self, classes: Vec<Vec<u8>>) -> Result<WriteReport> {
         let origins = OriginsBuilder::default();
         let Streamed { commit, chunks, .. } = self.chunks.commit(&classes, &origins)?;

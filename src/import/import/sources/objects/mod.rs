@@ -324,6 +324,7 @@ const BEGINNING: MostLookedAt =
 const LONG_MEMBERS: MostLookedAt =
     MostLookedAt { bytes: u64::MAX, members: 8, first_bytes: 1 << 20 };
 
+/// Two consecutive files with one key, in as much of an archive as `most` allows to read.
 fn pair_at_beginning(one: &Listed, row: usize, most: MostLookedAt) -> Result<Option<Pair>> {
     let reader = Pieces {
         client: one.root.at.client.clone(),
