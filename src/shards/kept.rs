@@ -46,8 +46,11 @@ pub struct KeptObjects {
     prefix: String,
     /// The objects found by the last listing, by key; `there` lists anew.
     listed: Mutex<HashMap<String, Object>>,
-    packs: Packs,
-    /// The pack that was loaded on opening; empty if there was none.
+    /// The prefix of the keys of the source's packs, with a slash at its end: one pack for each state of the shards.
+    packs_prefix: String,
+    /// The key of the pack of the present shards.
+    pack_key: String,
+    /// The pack that was loaded on opening; empty if there was none that can be used.
     pack: Pack,
 }
 
@@ -88,15 +91,13 @@ impl KeptIndexes {
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        let packs = Packs::new(&prefix, source, identity);
-        let pack = packs.load(&client)?;
-        Ok(KeptIndexes::Store(KeptObjects {
-            client,
-            prefix,
-            listed: Mutex::default(),
-            packs,
-            pack,
-        }))
+        let packs_prefix = format!("{prefix}packs/{source:016x}/");
+        let pack_key = format!("{packs_prefix}{identity:032x}");
+        let pack = Pack::default();
+        let listed = Mutex::default();
+        let mut store = KeptObjects { client, prefix, listed, packs_prefix, pack_key, pack };
+        store.pack = store.load_pack()?;
+        Ok(KeptIndexes::Store(store))
     }
 
     /// The index with this key. `None`: there is none, or it is damaged or of another version; the caller makes it
@@ -189,7 +190,7 @@ impl KeptIndexes {
         if keys.iter().all(|key| store.pack.has(*key)) {
             return;
         }
-        if let Err(error) = store.packs.keep(&store.client, keys, all) {
+        if let Err(error) = store.create_pack(keys, all) {
             tracing::warn!("the indexes are not packed, and later openings take longer: {error}");
         }
     }
@@ -209,6 +210,42 @@ impl KeptObjects {
             },
         };
         fetch_whole(&self.client, &object).map(Some)
+    }
+
+    /// The pack of the present shards, or else the longest pack of the source, which may lack some of them. A pack that
+    /// is damaged, or longer than any that this version creates, counts as empty.
+    fn load_pack(&self) -> Result<Pack> {
+        let is_right = |object: &Object| object.len_bytes <= MOST_PACK_BYTES as u64;
+        let packs = list(&self.client, &self.packs_prefix)?;
+        let (right, long): (Vec<_>, Vec<_>) = packs.into_iter().partition(is_right);
+        if let Some(Object { key, len_bytes, .. }) = long.first() {
+            tracing::warn!(
+                "the pack {key} is not used: it has {len_bytes} bytes, more than {MOST_PACK_BYTES}"
+            );
+        }
+        let rank = |object: &Object| (object.key == self.pack_key, object.len_bytes);
+        let Some(object) = right.into_iter().max_by_key(rank) else { return Ok(Pack::default()) };
+        Pack::of(fetch_whole(&self.client, &object)?).or_else(|error| {
+            tracing::warn!("the pack {} is not used: {error}", object.key);
+            Ok(Pack::default())
+        })
+    }
+
+    /// Creates the pack of the present shards, unless it exists or would have more than [`MOST_PACK_BYTES`].
+    fn create_pack(&self, keys: &[u128], all: &[ShardIndex]) -> Result<()> {
+        let packs = list(&self.client, &self.packs_prefix)?;
+        if packs.iter().any(|object| object.key == self.pack_key) {
+            return Ok(());
+        }
+        let mut bytes = MAGIC.to_vec();
+        for (key, index) in keys.iter().zip(all) {
+            bytes.extend(key.to_le_bytes());
+            put_string(&mut bytes, &index.encode());
+            if bytes.len() > MOST_PACK_BYTES {
+                return Ok(());
+            }
+        }
+        self.client.create(&self.pack_key, bytes).map(drop)
     }
 }
 
@@ -241,15 +278,6 @@ impl Making<'_> {
     }
 }
 
-/// The packs of one source in a store. The source has a pack for each state of its shards.
-#[derive(Debug)]
-struct Packs {
-    /// The prefix of the packs' keys, with a slash at its end.
-    prefix: String,
-    /// The name of the pack of the present shards.
-    current: String,
-}
-
 /// A pack in memory.
 #[derive(Debug, Default)]
 struct Pack {
@@ -257,54 +285,6 @@ struct Pack {
     bytes: Vec<u8>,
     /// The byte range of each index in `bytes`, by its key.
     ranges: HashMap<u128, Range<usize>>,
-}
-
-impl Packs {
-    /// The packs beneath `prefix` of the source whose address has the hash `source`; `identity`: a hash of the present
-    /// shards.
-    fn new(prefix: &str, source: u64, identity: u128) -> Packs {
-        let prefix = format!("{prefix}packs/{source:016x}/");
-        Packs { prefix, current: format!("{identity:032x}") }
-    }
-
-    /// The pack of the present shards, or else the longest pack of the source, which may lack some of them. A pack that
-    /// is damaged, or longer than any that this version creates, counts as empty.
-    fn load(&self, client: &Client) -> Result<Pack> {
-        let is_right = |object: &Object| object.len_bytes <= MOST_PACK_BYTES as u64;
-        let packs = list(client, &self.prefix)?;
-        let (right, long): (Vec<_>, Vec<_>) = packs.into_iter().partition(is_right);
-        if let Some(Object { key, len_bytes, .. }) = long.first() {
-            tracing::warn!(
-                "the pack {key} is not used: it has {len_bytes} bytes, more than {MOST_PACK_BYTES}"
-            );
-        }
-        let rank = |object: &Object| (self.is_current(object), object.len_bytes);
-        let Some(object) = right.into_iter().max_by_key(rank) else { return Ok(Pack::default()) };
-        Pack::of(fetch_whole(client, &object)?).or_else(|error| {
-            tracing::warn!("the pack {} is not used: {error}", object.key);
-            Ok(Pack::default())
-        })
-    }
-
-    /// Creates the pack of the present shards, unless it exists or would have more than [`MOST_PACK_BYTES`].
-    fn keep(&self, client: &Client, keys: &[u128], all: &[ShardIndex]) -> Result<()> {
-        if list(client, &self.prefix)?.iter().any(|object| self.is_current(object)) {
-            return Ok(());
-        }
-        let mut bytes = MAGIC.to_vec();
-        for (key, index) in keys.iter().zip(all) {
-            bytes.extend(key.to_le_bytes());
-            put_string(&mut bytes, &index.encode());
-            if bytes.len() > MOST_PACK_BYTES {
-                return Ok(());
-            }
-        }
-        client.create(&format!("{}{}", self.prefix, self.current), bytes).map(drop)
-    }
-
-    fn is_current(&self, object: &Object) -> bool {
-        object.key.strip_prefix(&self.prefix) == Some(&*self.current)
-    }
 }
 
 impl Pack {

@@ -396,19 +396,15 @@ impl Rewriter<'_> {
         self.chunks.push_purged(self.old.id_at(slot).expect("a slot of a chunk has an id"))
     }
 
-    /// Ensures that the chunk being filled continues with `slot`. The samples of a chunk are of one part.
+    /// Ensures that the chunk being filled continues with `slot` and has the part of `slot`: the samples of a chunk are
+    /// of one part.
     fn go_to(&mut self, slot: Slot) -> Result<()> {
-        let part = *self.part_of(slot);
+        let parts = self.old.parts().take_while(|part| part.first <= slot.0);
+        let part = *parts.last().expect("parts begin with slot 0");
         if self.chunks.spec.part != part || self.chunks.next_slot() != slot {
             self.chunks.begin_at(part, slot)?;
         }
         Ok(())
-    }
-
-    /// The part that has `slot`.
-    fn part_of(&self, slot: Slot) -> &Part {
-        let parts = self.old.parts();
-        parts.take_while(|part| part.first <= slot.0).last().expect("parts begin with slot 0")
     }
 }
 

@@ -104,10 +104,8 @@ impl Retry {
 /// which costs little.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
-    /// The last [`KEPT`] latencies, a ring.
-    recent: Vec<Duration>,
-    /// Index in the ring of the next latency.
-    next: usize,
+    /// The last [`KEPT`] latencies, the oldest first.
+    recent: VecDeque<Duration>,
     /// Number of successful requests.
     requests: u64,
     /// Number of hedged requests.
@@ -118,11 +116,10 @@ impl Latencies {
     /// Notes a successful request that took `took`.
     pub(crate) fn succeeded(&mut self, took: Duration) {
         self.requests += 1;
-        match self.recent.get_mut(self.next) {
-            Some(oldest) => *oldest = took,
-            None => self.recent.push(took),
+        self.recent.push_back(took);
+        if self.recent.len() > KEPT {
+            self.recent.pop_front();
         }
-        self.next = (self.next + 1) % KEPT;
     }
 
     /// Time from a request to the one that hedges it; `None` while too few latencies are known.
@@ -130,7 +127,7 @@ impl Latencies {
         if self.recent.len() < KNOWN {
             return None;
         }
-        let mut sorted = self.recent.clone();
+        let mut sorted = Vec::from(self.recent.clone());
         sorted.sort_unstable();
         let p99 = sorted[sorted.len() * 99 / 100];
         Some((p99 * 2).max(SOONEST))
