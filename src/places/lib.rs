@@ -3,7 +3,7 @@
 //!
 //! # What it is
 //! A [`Place`] is the address of an object, or of all objects beneath a prefix. A [`Client`] lists the objects
-//! of a store. It reads byte ranges of objects, or, through a [`Reader`], many objects in order. It creates objects.
+//! of a store, and creates new ones. It reads byte ranges of objects, or, through a [`Reader`], many objects in order.
 //!
 //! # What it is not
 //! It replaces and deletes nothing. It knows neither samples nor blocks; `dlfs-import` and `dlfs-io` handle these.

@@ -361,8 +361,8 @@ pub struct ShardSample {
 const MAGIC: &[u8; 8] = b"DLFSSHIX";
 const VERSION: u32 = 1;
 /// Maximum bytes of a run, of its records and in its shard, unless the run is one sample; but row groups are not
-/// divided at this length. It is the default size of an import's chunks, so loaders' windows and shuffle groups suit
-/// runs, too.
+/// divided at this length. This length is the default size of an import's chunks, so loaders' windows and shuffle
+/// groups suit runs, too.
 pub(crate) const RUN_BYTES: u64 = 4 << 20;
 /// Maximum bytes of a run's records, unless the run is one sample: a longer row group becomes several runs.
 pub(crate) const LONGEST_RUN_BYTES: u64 = 16 << 20;

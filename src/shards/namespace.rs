@@ -179,8 +179,8 @@ impl RunReader {
         Ok(())
     }
 
-    /// As [`read_run`](Self::read_run), but decodes only the samples with these bytes. `false`: this is not possible,
-    /// because the first of them has no place, or the sample or run behind the last of them has none.
+    /// As [`read_run`](Self::read_run), but decodes only the samples with these bytes. `false`: the first of these
+    /// samples has no place, or the sample or run behind the last one has none.
     fn read_samples(&self, number: usize, skip: usize, into: &mut [u8]) -> Result<bool> {
         self.check_process()?;
         let RunAt { shard, in_shard, .. } = self.runs[number];

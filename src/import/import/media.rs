@@ -23,8 +23,8 @@ pub(super) struct Media {
     pub(super) devices: Arc<[Arc<dyn Device>]>,
     /// Checks all writes except those of the lease, and refuses them until the lease is held: see `lease.rs`.
     pub(super) fence: Arc<Fence>,
-    /// Time of the last call that failed for a transient reason, in ns of [`Fence::now`]; 0: none. Its writes may still
-    /// be in transit.
+    /// Time of the last call that failed for a transient reason, in ns of [`Fence::now`]; 0: none. The writes of that
+    /// call may still be in transit.
     lost_write_ns: Arc<AtomicU64>,
     /// The time during which failed calls are retried.
     pub(super) retry_budget: Arc<RetryBudget>,

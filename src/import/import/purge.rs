@@ -74,11 +74,12 @@ struct Purge<'a> {
     time_ns: u64,
     /// The first generation of the purge.
     since: Generation,
-    /// The end of the usable cells of each namespace. This limit keeps growing files short.
+    /// The end of the usable cells of each namespace. Because of this limit, files that can grow stay short.
     ceilings: Vec<u64>,
     /// Number of times that the ceilings were raised.
     raises: u32,
-    /// Set if the current generation freed chunks. Their cells cannot be written until the next one is committed.
+    /// Set if the current generation freed chunks. The cells of these chunks cannot be written until the next
+    /// generation is committed.
     has_freed: bool,
     /// Chunks written.
     chunks: u64,

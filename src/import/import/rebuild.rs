@@ -106,7 +106,7 @@ pub fn rebuild_on(
     lease.explain(give_up_plan(media, &found.directory, ImportOptions::default().lease))?;
     let result = media.retry_budget.retry(|| {
         // Snapshots that superblocks name are current until the commit, and chunks of older generations stay. With a
-        // base, the scan has not read the heads of the base's chunks; their cells are the directory's.
+        // base, the scan has not read the heads of the base's chunks; the directory has the cells of these chunks.
         let mut space = remains.free_space(&scan, &found.directory, |_| true);
         scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
         let prepared = commit::prepare(media, found.directory.clone(), &mut space);

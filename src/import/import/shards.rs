@@ -60,8 +60,8 @@ impl Shards {
     /// find their columns.
     ///
     /// # Errors
-    /// Errors of opening a source. `BadSource`: its samples are files. `Unsupported`: it is a pipe, or the options need
-    /// an import.
+    /// Errors of opening a source. `BadSource`: the samples of the sources are files. `Unsupported`: a shard is a pipe,
+    /// or the options need an import.
     pub fn look(
         sources: &[PathBuf],
         options: &ImportOptions,

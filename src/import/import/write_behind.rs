@@ -47,7 +47,8 @@ struct ChunkWrites {
 
 /// The destination of a write's buffer after completion.
 pub(super) enum ReturnTo {
-    /// The middle of a chunk's buffer. These are the parts before and after it.
+    /// The written buffer is the middle of a chunk's buffer. The first value here is the beginning of the chunk's
+    /// buffer, the second its end.
     Chunk(IoBuf, IoBuf),
     /// A buffer for a piece.
     Piece,

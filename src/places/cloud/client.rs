@@ -70,8 +70,8 @@ impl Client {
         Ok(Client(Arc::new(Inner { _metered, shared, executor })))
     }
 
-    /// A client of the same web server for URLs with another user or query, such as signed ones. It shares
-    /// this client's thread, connections, window and counters.
+    /// A client of the same web server for URLs with another user or query, such as signed ones. It shares this
+    /// client's thread, connections, window of requests and counters.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).

@@ -243,7 +243,7 @@ const MOST: usize = 512;
 /// Minimum time between two growth steps.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Limit of the random pause after the first failure; it doubles with each failure.
+/// Limit of the random pause after the first failure. The limit doubles with each failure.
 const BASE: Duration = Duration::from_millis(100);
 /// Maximum of this limit.
 const LONGEST: Duration = Duration::from_secs(10);

@@ -163,7 +163,7 @@ async fn s3(place: &Place, options: &PlaceOptions, connections: Arc<Connections>
     let has_region = set(AmazonS3ConfigKey::Region).is_some();
     let client = client_options(options, is_plain);
     if endpoint.is_none() && !has_region && environment("AWS_DEFAULT_REGION").is_none() {
-        // If this request fails, the first read reports why; this one is not retried.
+        // If this request fails, the first read reports why; this request is not retried.
         if let Ok(region) = resolve_bucket_region(place.authority(), &client).await {
             builder = builder.with_region(region);
         }

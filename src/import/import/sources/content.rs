@@ -136,8 +136,8 @@ fn shard(head: &[u8]) -> Option<SourceKind> {
     tfrecord::looks_like(head).then_some(SourceKind::TfRecord)
 }
 
-/// The kind of shard that a lower-case file name suggests. It counts if the bytes do not tell the kind: in a file that
-/// is damaged, empty, or begins with an end mark.
+/// The kind of shard that a lower-case file name suggests. The name counts if the bytes do not tell the kind: in a file
+/// that is damaged, empty, or begins with an end mark.
 fn claim(name: &[u8]) -> Option<SourceKind> {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);

@@ -55,7 +55,7 @@ impl<'p> Indexing<'p> {
     /// Checks that indexing was not asked to stop.
     ///
     /// # Errors
-    /// `Interrupted`: it was, so the index is incomplete.
+    /// `Interrupted`: indexing was asked to stop, so the index is incomplete.
     pub(super) fn check(&self) -> Result<()> {
         if self.is_stopped {
             let message = "the import was stopped while it indexed the source; nothing is written";

@@ -79,7 +79,7 @@ impl<R> Listing<R> {
         self.files[row].stamp
     }
 
-    /// Leaves out files whose names are not `wanted`; these are not counted.
+    /// Leaves out files whose names are not `wanted`, without counting them.
     pub(super) fn retain(&mut self, wanted: impl Fn(&[u8]) -> bool) {
         self.files.retain(|file| wanted(self.names.at(file.name as usize)));
     }
@@ -104,7 +104,7 @@ impl<R> Listing<R> {
 }
 
 /// Indexes sorted listings as samples. `path` returns the path of a root; bad entries name it if `names_roots` is set.
-/// `stamp` returns the stamp of a row's file; it is called only for files that become samples.
+/// `stamp` returns the stamp of a row's file, and is called only for files that become samples.
 pub(super) fn index<R>(
     listings: &[Listing<R>],
     names_roots: bool,

@@ -120,9 +120,9 @@ impl Source {
     /// Detects and indexes `paths`.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: a path does not open. `BadSource`: it is not a source, or is empty.
-    /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an
-    /// error: they are in [`Index::bad`].
+    /// `NotFound`, `Refused`: a path does not open. `BadSource`: a path is not a source, or is empty.
+    /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an error: they are
+    /// in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
         let silent = &mut ();
         let indexing = &mut Indexing::new(silent, options);

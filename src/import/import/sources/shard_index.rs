@@ -26,7 +26,7 @@ enum AnyIndex {
     LitData { chunks: Vec<Chunk> },
 }
 
-/// A shard of MosaicML Streaming; its file may be there compressed, or not, or both.
+/// A shard of MosaicML Streaming. A data set may have its file uncompressed, compressed, or both.
 #[derive(Debug, Deserialize)]
 struct MdsShard {
     raw_data: MdsFile,
@@ -78,8 +78,8 @@ pub(crate) fn megatron_index(path: &Path) -> Option<PathBuf> {
     (is_file && read().is_ok() && head == *MEGATRON_INDEX).then_some(index)
 }
 
-/// The paths of the shard files that the index at `path` names; `read` returns the bytes of the index. These files are
-/// not samples themselves. A file that is not an index names none.
+/// The paths of the shard files that the index at `path` names; `read` returns the bytes of the index. The shard files
+/// are not samples themselves. A file that is not an index names none.
 ///
 /// # Errors
 /// Errors of `read`.
@@ -108,7 +108,7 @@ pub(crate) fn parts_of(
 pub(crate) struct Indexed {
     /// Shard files that an index names.
     pub(crate) parts: HashSet<PathBuf>,
-    /// Indexes that a merged index in a folder above replaces: it names all of their shard files.
+    /// Indexes that a merged index in a folder above replaces: the merged index names all of their shard files.
     pub(crate) merged: HashSet<PathBuf>,
 }
 
