@@ -139,6 +139,7 @@ impl Shards {
             return Ok(layout);
         }
         let mut layout = self.rows.as_ref().map(|rows| rows.layout()).unwrap_or_default();
+        // The first sample may be in a later shard, since shards may be empty.
         for number in (0..self.files.len()).take_while(|_| self.is_of_first()) {
             let mut first = self.open(number, StreamPlace::default(), None, Some(0))?;
             let is_there = first.next_sample()?.is_some();
@@ -235,7 +236,8 @@ impl Shards {
             Some(rows) => {
                 let is_part =
                     from != StreamPlace::default() || end.is_some() || ahead_bytes.is_some();
-                // Some formats count rows or batches, and have no offset to end at.
+                // Both places may have one offset, as in formats that count rows or batches. Then the offset at which
+                // the part ends is not known, and `part_rows` ends it.
                 let part_end = end.map(|end| end.offset).filter(|end| *end > from.offset);
                 let part_end = part_end.or(is_part.then_some(u64::MAX));
                 let part_rows = end.map(|end| end.record.saturating_sub(from.record));
