@@ -54,7 +54,8 @@ pub struct ImportOptions {
     /// Folder to which pipes and compressed archives are copied before their import. `None`: these can be imported only
     /// with [`PlacementOrder::Source`].
     pub spool: Option<PathBuf>,
-    /// The names of all classes, in the order of their numbers. Empty: the source's classes, sorted by name.
+    /// The names of all classes, in the order of their numbers. Empty: the classes of the image that is appended to,
+    /// then the other classes of the source, sorted by name.
     pub classes: Vec<Vec<u8>>,
     /// Selects the entries of folders, archives and stores that are samples.
     pub folders: FolderOptions,

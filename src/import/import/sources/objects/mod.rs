@@ -427,10 +427,10 @@ fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> 
             let is_taken = one.root.is_given || if by_name { is_shard } else { !is_side };
             let (what, role) = if is_part && !is_side {
                 (Cow::from("shard of an index"), Role::Shard)
-            } else if is_part || !is_taken && !merged.contains(one.path(row)) {
-                (SIDE.into(), Role::SetAside)
-            } else if merged.contains(one.path(row)) {
+            } else if !is_part && merged.contains(one.path(row)) {
                 (MERGED.into(), Role::SetAside)
+            } else if is_part || !is_taken {
+                (SIDE.into(), Role::SetAside)
             } else {
                 let path = PathBuf::from(one.address_of(row));
                 let object = Some((one.root.at.client.clone(), one.object(row)));
