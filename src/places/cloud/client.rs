@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use object_store::path::Path as Key;
 use object_store::{PutMode, PutOptions, PutPayload};
@@ -12,7 +11,7 @@ use super::executor::{Asked, Executor};
 use super::fetch::StoreShared;
 use super::flowing::{Flowing, flow};
 use super::listing::{find, limited, list};
-use super::range_buf::{Pool, RangeBuf};
+use super::range_buf::RangeBuf;
 use super::store::Store;
 use super::wanted::{Version, Wanted};
 use super::watch::{Connections, LISTING, Listing, Note};
@@ -103,9 +102,9 @@ impl Client {
         self.0.shared.options.window_bytes
     }
 
-    /// Returns whether a reader of a single object returns bytes as they arrive.
-    pub(super) fn flows(&self) -> bool {
-        self.0.shared.options.flowing && self.0.shared.store.web.is_none()
+    /// The store, for readers.
+    pub(super) fn shared(&self) -> &StoreShared {
+        &self.0.shared
     }
 
     /// The bytes `range` of an object, as they arrive.
@@ -117,16 +116,6 @@ impl Client {
             let shared = Arc::clone(&self.0.shared);
             self.0.executor.ask(async move { flow(&shared, wanted, &send).await })
         })
-    }
-
-    /// The shortest time from a request to the beginning of its response; `None` before the first response.
-    pub(super) fn delay(&self) -> Option<Duration> {
-        self.0.shared.delay()
-    }
-
-    /// The buffers for ranges.
-    pub(super) fn pool(&self) -> &Arc<Pool> {
-        &self.0.shared.pool
     }
 
     /// Counters so far.

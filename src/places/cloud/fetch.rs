@@ -208,7 +208,7 @@ impl StoreShared {
             let PlaceOptions { patience, silence, .. } = self.options;
             let patience = Patience { total: patience.min(most), longest: silence };
             let pause = retry.failed(Instant::now(), *after, random::number()?, &patience);
-            let failures = retry.failures();
+            let failures = retry.failures;
             let Some(pause) = pause else {
                 return Err(failure.given_up(failures, was_sent).target(address()));
             };

@@ -64,7 +64,8 @@ pub(crate) struct Patience {
 /// The failed attempts of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
-    failures: u32,
+    /// Number of failures so far.
+    pub(crate) failures: u32,
     /// Time of the first failure.
     first: Option<Instant>,
 }
@@ -89,11 +90,6 @@ impl Retry {
         let pause = after.unwrap_or_default().min(patience.longest) + jitter;
         let elapsed = now.saturating_duration_since(first);
         (elapsed + pause <= patience.total).then_some(pause)
-    }
-
-    /// Number of failures so far.
-    pub(crate) fn failures(&self) -> u32 {
-        self.failures
     }
 }
 
@@ -328,7 +324,7 @@ mod tests {
         // u64::MAX % (n + 1) does not give n, so the largest pause needs the limit itself as the random
         // number.
         loop {
-            let limit = BASE.saturating_mul(1 << retry.failures().min(16)).min(LONGEST);
+            let limit = BASE.saturating_mul(1 << retry.failures.min(16)).min(LONGEST);
             let random = limit.as_micros() as u64;
             let Some(pause) = retry.failed(start + waited, None, random, &PATIENCE) else { break };
             pauses.push(pause.as_millis());

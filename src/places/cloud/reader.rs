@@ -79,9 +79,11 @@ impl Reader {
     ) -> Reader {
         let range_bytes = client.range_bytes();
         let window_bytes = client.window_bytes().min(ahead_bytes);
-        let ahead = ahead(client.delay(), range_bytes, window_bytes);
+        let shared = client.shared();
+        let ahead = ahead(shared.delay(), range_bytes, window_bytes);
+        let flows = shared.options.flowing && shared.store.web.is_none();
         let flowing = match &objects[..] {
-            [only] if client.flows() => Some(client.flow(only, begin..lens[0])),
+            [only] if flows => Some(client.flow(only, begin..lens[0])),
             _ => None,
         };
         Reader {
@@ -92,7 +94,7 @@ impl Reader {
             current: None,
             flowing,
             lent: Vec::new(),
-            _kept: client.pool().keep(),
+            _kept: shared.pool.keep(),
             client,
         }
     }
