@@ -22,7 +22,7 @@ pub(crate) struct RunCache {
 /// The runs in memory, and the decoding that goes on.
 #[derive(Default)]
 struct RunCacheState {
-    /// The runs in memory, with their numbers; the most recently used last.
+    /// The runs in memory, with their numbers. The first one is dropped first.
     runs: VecDeque<(usize, Arc<Vec<u8>>)>,
     /// The runs that threads decode now, by the first run of those that are decoded together.
     decoding: HashMap<usize, RunToDecode>,
@@ -60,7 +60,7 @@ impl RunCache {
                 if run.is_kept {
                     state.runs.push_back(found);
                 } else {
-                    state.runs.push_front(found); // its reader takes all of it, and does not come back
+                    state.runs.push_front(found); // its reader takes all of the run, and does not come back
                 }
                 return Ok(bytes);
             }
@@ -102,8 +102,7 @@ impl RunCache {
         }
     }
 
-    /// Keeps a decoded run. Drops the least recently used runs while all have more than `most` bytes, but keeps at
-    /// least one.
+    /// Keeps a decoded run. Drops runs from the front while all have more than `most` bytes, but keeps at least one.
     pub(crate) fn keep(&self, number: usize, bytes: &Arc<Vec<u8>>, most: u64) {
         let mut state = self.state.lock();
         state.runs.retain(|(other, _)| *other != number);

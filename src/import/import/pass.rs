@@ -321,8 +321,8 @@ struct Task {
     chunk: ChunkLayout,
     /// Set if the chunk may be on the media already.
     may_exist: bool,
-    /// The last retry delay; `None` before the first failure.
-    pause: Option<Backoff>,
+    /// The last retry delay; zero before the first failure.
+    pause: Backoff,
 }
 
 /// The result of starting a chunk.
@@ -408,7 +408,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         }
         let next = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let chunk = *self.shared.pass.chunks.get(next)?;
-        Some(Task { chunk, may_exist: self.shared.pass.may_exist, pause: None })
+        Some(Task { chunk, may_exist: self.shared.pass.may_exist, pause: Backoff::default() })
     }
 
     /// Builds a chunk up to the submission of its writes; only reads its rows if `only_check` is set, as it is once a
@@ -445,9 +445,8 @@ impl<'p, 'a> Worker<'p, 'a> {
     /// # Errors
     /// `error`, if no connection was lost, the time for retries is over, or the pass stops.
     fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
-        let pause = task.pause.get_or_insert_default();
         let budget = &self.shared.pass.media.retry_budget;
-        if !is_transient(&error) || !budget.wait(pause, &self.shared.stop) {
+        if !is_transient(&error) || !budget.wait(&mut task.pause, &self.shared.stop) {
             return Err(error);
         }
         self.shared.connection_lost.store(true, Ordering::Relaxed);

@@ -33,7 +33,7 @@ pub enum Role {
     List,
     /// Not imported.
     SetAside,
-    /// A link that was followed to an imported file or folder.
+    /// A link out of the source that was followed to an imported file or folder.
     Followed,
 }
 

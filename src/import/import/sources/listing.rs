@@ -27,7 +27,7 @@ pub(super) struct Listing<R> {
     pub(super) tops: BTreeSet<Vec<u8>>,
     /// Entries that cannot be samples.
     pub(super) bad: Vec<BadEntry>,
-    /// Files left out because of their names, and links that were followed.
+    /// Hidden files that were left out, and links out of the root that were followed.
     pub(super) file_counts: FileCounts,
 }
 
