@@ -36,7 +36,8 @@ pub(super) struct Remains {
     layout: ImageLayout,
     /// The superblock copies of each namespace.
     pub(super) copies: Vec<SuperblockCopies>,
-    /// The directory that [`base_of`](Self::base_of) found, which supplies the older chunks. `None`: all headers are read.
+    /// The directory that [`base_of`](Self::base_of) found, which supplies the older chunks. `None`: all headers are
+    /// read.
     pub(super) base: Option<Directory>,
 }
 
