@@ -35,7 +35,7 @@ pub(crate) struct Members<I> {
     pub(super) member_at: u64,
     /// The archives after the first one that were read so far.
     pub(super) appended: Option<Appended>,
-    /// Bytes of the current member, padding included, that are not yet consumed.
+    /// Bytes of the current member that are not yet consumed, its padding or a record's checksum included.
     left: u64,
     /// Payload bytes of the current member that are not yet read.
     payload_left: u64,
