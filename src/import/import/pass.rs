@@ -134,6 +134,9 @@ impl Pass<'_> {
     /// Runs `finish`, which flushes the chunks of `outcome`. First verifies every chunk that a lost connection may
     /// have lost, and writes it again if need be; without digests, every chunk. Does both again if a connection is
     /// lost meanwhile. If a chunk that is written again has bad rows, returns them, without a success of `finish`.
+    ///
+    /// # Errors
+    /// Errors of `finish`, and of [`run`](Self::run). `Disconnected`: chunks were lost in [`MAX_VERIFY_PASSES`] passes.
     pub(super) fn finish(
         &mut self,
         outcome: &Outcome,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::SharedOrigins;
 use crate::import::sources::compression::{Compression, decompressed};
-use crate::import::sources::expansion::{Compressed, Expansion};
+use crate::import::sources::expansion::{CountedBytes, Expansion};
 use crate::import::sources::inputs::ObjectBytes;
 use crate::import::sources::objects::push_origin;
 use crate::import::sources::spool::is_stream;
@@ -132,7 +132,7 @@ impl Input {
             }
             _ => self.read(begin, None)?,
         };
-        Ok(Box::new(Compressed(from, self.expansion.clone())))
+        Ok(Box::new(CountedBytes(from, self.expansion.clone())))
     }
 
     /// Reads the whole file, decompressed if it is compressed.

@@ -12,7 +12,7 @@ use liblzma::bufread::XzDecoder;
 #[cfg(feature = "formats")]
 use liblzma::stream::{CONCATENATED, Stream};
 
-use super::expansion::{Compressed, Decompressed, Expansion};
+use super::expansion::{CountedBytes, Decompressed, Expansion};
 use super::tfrecord;
 use dlfs_base::{Error, ErrorKind, Result};
 
@@ -68,7 +68,7 @@ impl Compression {
         from: impl Read + Send + 'a,
         expansion: &Expansion,
     ) -> io::Result<Box<dyn Read + Send + 'a>> {
-        let from = Compressed(from, expansion.clone());
+        let from = CountedBytes(from, expansion.clone());
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
         let plain: Box<dyn Read + Send> = match self {
             Compression::Gzip => Box::new(MultiGzDecoder::new(from)),
@@ -169,7 +169,7 @@ pub(crate) fn decompressed(
     let whole = io::Cursor::new(head).chain(raw);
     match compression {
         Some(compression) => compression.undo(whole, expansion).map_err(name),
-        None => Ok(Box::new(Compressed(whole, expansion.clone()))),
+        None => Ok(Box::new(CountedBytes(whole, expansion.clone()))),
     }
 }
 

@@ -81,9 +81,9 @@ fn add(to: &AtomicU64, bytes: u64) -> u64 {
 
 /// Reader of a source's bytes, compressed or not, that counts them as read.
 #[derive(Debug)]
-pub(crate) struct Compressed<R>(pub R, pub Expansion);
+pub(crate) struct CountedBytes<R>(pub R, pub Expansion);
 
-impl<R: Read> Read for Compressed<R> {
+impl<R: Read> Read for CountedBytes<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.0.read(into)?;
         self.1.read(read as u64);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::compression::{self, Compression, HEAD_BYTES, decompressed};
-use super::expansion::{Compressed, Expansion};
+use super::expansion::{CountedBytes, Expansion};
 use super::sample_stream::FieldBytes;
 use super::shard::{FileAt, Input};
 use super::spool::{self, is_stream, open_stream};
@@ -43,7 +43,7 @@ pub(crate) struct Inputs {
 /// A stream, decompressed.
 pub(super) enum Stream {
     /// An object of at least [`HEAD_BYTES`] that is not compressed.
-    Shard(Compressed<ObjectBytes>),
+    Shard(CountedBytes<ObjectBytes>),
     /// Any other stream.
     Bytes(Box<dyn Read + Send>),
 }
@@ -193,7 +193,7 @@ impl Stream {
         name: &Path,
         expansion: &Expansion,
     ) -> Result<Stream> {
-        let plain = |shard| Ok(Stream::Shard(Compressed(shard, expansion.clone())));
+        let plain = |shard| Ok(Stream::Shard(CountedBytes(shard, expansion.clone())));
         if first.is_none() {
             let head = shard.peek(HEAD_BYTES as usize)?;
             let is_packed =
@@ -214,7 +214,7 @@ impl Stream {
     /// The next `len` bytes without a copy, if they are contiguous in memory. `None`: they must be read instead.
     pub(super) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
         match self {
-            Stream::Shard(Compressed(shard, expansion)) => {
+            Stream::Shard(CountedBytes(shard, expansion)) => {
                 let lent = shard.lend(len)?;
                 expansion.read(len as u64);
                 Some(lent)

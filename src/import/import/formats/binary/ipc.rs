@@ -20,7 +20,7 @@ use crate::import::formats::OpenRows;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{BUFFER_BYTES, Input};
 use crate::import::options::RowOptions;
-use crate::import::sources::expansion::Compressed;
+use crate::import::sources::expansion::CountedBytes;
 use crate::import::sources::sample_stream::StreamPlace;
 use crate::import::sources::shard::read_some;
 use dlfs_base::Result;
@@ -121,7 +121,7 @@ pub(super) fn stream(
             bytes.at = bytes.at.max(from.offset);
             let mut from = input.read(bytes.at, None)?;
             if input.object.is_some() {
-                from = Box::new(Compressed(from, input.expansion.clone()));
+                from = Box::new(CountedBytes(from, input.expansion.clone()));
             }
             bytes.from = Box::new(StatedBuffers::new(from, &input.expansion));
         }
