@@ -48,7 +48,7 @@ struct Host {
     latencies: [Mutex<Latencies>; 2],
     /// The shortest time from a request to the beginning of its response.
     delay: Mutex<Option<Duration>>,
-    /// Copies of files that the host sends only whole.
+    /// Copies of files of which the host sends no ranges or states no length.
     copies: Copies,
     /// Time of the last log line about a failed attempt.
     logged: Mutex<Option<Instant>>,
