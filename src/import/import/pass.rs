@@ -4,8 +4,8 @@
 //! so reading the source overlaps writing the media, and threads do not wait for each other. The collecting
 //! thread adds the headers to the directory in the order of slots, flushes periodically, and reports progress.
 //!
-//! After a bad row the pass reads on, to report all bad rows, but begins to write no further chunk: without the bad
-//! rows, the chunks would be different.
+//! After a bad row, the pass starts no further chunk, since the chunks would be different without the row. It still
+//! reads all other rows, to report all bad ones.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

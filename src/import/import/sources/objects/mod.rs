@@ -5,7 +5,7 @@
 //! A folder of objects is indexed from its listing alone, in the order of a local folder. Payloads are then read in the
 //! order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
 //! front to back. A local list names objects of any store by address. A list in a store names objects of its folder by
-//! key, and others by address, but only those of that store and of the hosts that the options name.
+//! key. It names others by address, but only those of that store and of the hosts that the options name.
 
 mod index;
 
