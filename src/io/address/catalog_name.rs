@@ -8,8 +8,7 @@
 //! dlfs://./data/imagenet          the newest version, in the catalogue in a relative folder
 //! ```
 //! Names, aliases and configured catalogues are words: 1 to 100 letters, digits, `.`, `_` and `-` that begin with a
-//! letter or digit, so as parts of a path they never lead out of a folder. In a folder's path every `%XX` stands for a
-//! byte.
+//! letter or digit, so as file names they never lead out of a folder. In a folder's path every `%XX` stands for a byte.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -76,7 +75,8 @@ impl CatalogName {
 }
 
 impl CatalogPlace {
-    /// Parses a catalogue without a data set: `dlfs://site`, `dlfs:///srv/data`, a path or a word.
+    /// Parses a catalogue without a data set: `dlfs://site`, `dlfs:///srv/data`, a path that contains a slash, or a
+    /// word.
     ///
     /// # Errors
     /// `CatalogName`, `Escape`: `text` has none of these forms.
@@ -110,7 +110,7 @@ impl CatalogPlace {
 }
 
 impl CatalogVersion {
-    /// Parses a generation (digits) or an alias (any other word); `None`: `text` is neither.
+    /// Parses a generation (digits, below 2^64) or an alias (any other word); `None`: `text` is neither.
     pub fn parse(text: &str) -> Option<CatalogVersion> {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().ok().map(|number| CatalogVersion::Generation(Generation(number)));

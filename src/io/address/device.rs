@@ -1,4 +1,4 @@
-//! Addresses of controllers that this library's NVMe/TCP host does not reach: through SPDK, on PCIe, and over
+//! Addresses of namespaces that are reached without this library's NVMe/TCP host: through SPDK, on PCIe, and over
 //! vfio-user, by which another process emulates a controller.
 //!
 //! ```text
@@ -84,13 +84,14 @@ pub(super) fn parse_rdma(id: &TransportId<'_>) -> Result<SpdkAddress, AddressErr
     TcpAddress::of(traddr, id.trsvcid, subnqn, id.ns).map(SpdkAddress::Rdma)
 }
 
+/// Parses the address of an emulated controller.
 pub(super) fn parse_vfio_user(id: &TransportId<'_>) -> Result<VfioUserAddress, AddressError> {
     let subnqn = id.subnqn.map(|text| parse_nqn(&unescape_all(text)?)).transpose()?;
     let nsid = id.ns.map(parse_nsid).transpose()?;
     Ok(VfioUserAddress { traddr: parse_traddr(id)?, subnqn, nsid })
 }
 
-/// Parses the transport address; SPDK allows at most 256 bytes.
+/// Unescapes and checks the transport address; SPDK allows at most 256 bytes.
 fn parse_traddr(id: &TransportId<'_>) -> Result<String, AddressError> {
     let missing = || AddressError::Key { key: "traddr".to_owned(), problem: "missing" };
     let traddr = unescape_all(id.traddr.ok_or_else(missing)?)?;
@@ -155,7 +156,7 @@ impl fmt::Display for PcieAddress {
     }
 }
 
-/// Returns whether `text` has the parts of a PCI address: domain, bus, device and function.
+/// Returns whether `text` is a PCI address: domain, bus, device and function in hexadecimal digits.
 fn is_pci_address(text: &str) -> bool {
     let digits = |text: &str, count: usize| {
         text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -19,8 +19,8 @@
 //!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
 //! of bytes from 80h on (names that are not UTF-8) stand for a byte; in a key of a store, only `%2C` and `%25`.
-//! Any other `%` stands for itself, so ordinary names need no escapes. In other addresses every `%XX` stands
-//! for a byte. An http URL is passed on with its escapes.
+//! Any other `%` stands for itself, so ordinary names need no escapes. In host names, `traddr`, NQNs and the folder
+//! of a catalogue every `%XX` stands for a byte. An http URL is passed on with its escapes.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
@@ -100,7 +100,7 @@ impl Address {
         texts.join(",")
     }
 
-    /// The address of a file, whatever its name.
+    /// The address of a path, which is not parsed: no character of it is special.
     pub fn from_path(path: impl AsRef<Path>) -> Address {
         Address::Path(path.as_ref().to_owned())
     }
@@ -179,7 +179,7 @@ fn has_scheme(text: &str) -> bool {
     })
 }
 
-/// Parses an address that begins with `trtype:`.
+/// Parses an address that begins with `trtype:`. Its keys may be in any order and case.
 fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
     const KEYS: [&str; 6] = ["trtype", "adrfam", "traddr", "trsvcid", "subnqn", "ns"];
     let mut values: [Option<&str>; 6] = [None; 6];
@@ -221,7 +221,8 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
 }
 
 impl fmt::Display for Address {
-    /// Formats text that parses to the same address, also within a list.
+    /// Formats text that parses to an address of the same namespace, also within a list. An exception is an http URL
+    /// with a comma, which a list would split.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(tcp) => tcp.fmt(f),
@@ -246,7 +247,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Prints a path and escapes the characters that [`Address::from_str`] would interpret differently.
+/// Prints a path and escapes the characters that [`Address::parse_list`] would interpret differently.
 fn fmt_path(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     for chunk in bytes.utf8_chunks() {
         let valid = chunk.valid();

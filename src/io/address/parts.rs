@@ -1,5 +1,5 @@
-//! Parts that several address formats have: ports, namespace identifiers, NQNs and percent escapes; and the errors of
-//! parsing addresses.
+//! Ports, namespace identifiers, NQNs and percent escapes, which several address formats have; and the errors of parsing
+//! addresses.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum AddressError {
     /// Objects whose address has a control character, or is not UTF-8.
     #[error("'{0}' names no objects: their names are UTF-8 without control characters")]
     Objects(String),
-    /// `%` without two hexadecimal digits, or bytes that are not UTF-8 in a URL.
+    /// `%` without two hexadecimal digits, or escapes that stand for bytes which are not UTF-8.
     #[error("'{0}' has an invalid percent escape")]
     Escape(String),
     /// A malformed URL.
@@ -116,7 +116,10 @@ pub(super) fn escape_word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result
     escape(f, text.as_bytes(), |c| matches!(c, '%' | ',') || c.is_whitespace())
 }
 
-/// Replaces every `%XX` in `text`; a percent sign without two digits is an error.
+/// Replaces every `%XX` in `text` by its byte.
+///
+/// # Errors
+/// `Escape`: a percent sign without two hexadecimal digits, or the result is not UTF-8.
 pub fn unescape_all(text: &str) -> Result<String, AddressError> {
     let error = |_| AddressError::Escape(text.to_owned());
     String::from_utf8(unescape_all_bytes(text)?).map_err(error)

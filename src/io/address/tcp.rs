@@ -40,7 +40,7 @@ impl TcpAddress {
         })
     }
 
-    /// The `traddr` of a socket address. A link-local IPv6 address keeps its scope identifier, such as `%2`.
+    /// The `traddr` of a socket address. An IPv6 address keeps its scope identifier, such as `%2`, if it has one.
     pub fn traddr_of(socket: SocketAddr) -> String {
         match socket {
             SocketAddr::V6(socket) if socket.scope_id() > 0 => {
@@ -87,7 +87,8 @@ pub(super) fn parse_url(text: &str, rest: &str) -> Result<TcpAddress, AddressErr
     TcpAddress::of(traddr, port, nqn, nsid)
 }
 
-/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`; an IPv6 address needs its brackets.
+/// Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`; `None`: another form. An IPv6 address needs its
+/// brackets.
 fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (host, after) = rest.split_once(']')?;
