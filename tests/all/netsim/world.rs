@@ -304,8 +304,8 @@ impl World {
         let keeper = if WOKEN.get() { Some(self.now) } else { keeper };
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for Pair { queue, wires, until, .. } in &mut self.pairs {
-            let ready = wires.iter().enumerate().filter_map(|(lane, wire)| {
-                let is_opening = queue.channel(lane).is_some_and(|channel| channel.is_opening());
+            let ready = wires.iter().enumerate().filter_map(|(slot, wire)| {
+                let is_opening = queue.channel(slot).is_some_and(|channel| channel.is_opening());
                 host((*wire)?, is_opening)
             });
             pairs.push(ready.chain(*until).min());
@@ -643,46 +643,46 @@ struct PairWires<'a> {
 }
 
 impl PairWires<'_> {
-    fn wire(&mut self, lane: usize) -> Option<&mut Wire> {
-        let number = self.wires[lane].as_ref()?;
+    fn wire(&mut self, slot: usize) -> Option<&mut Wire> {
+        let number = self.wires[slot].as_ref()?;
         Some(self.network.wires.get_mut(number).expect("open"))
     }
 }
 
 impl Carrier for PairWires<'_> {
-    fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure> {
+    fn open(&mut self, slot: usize, address: SocketAddr) -> Result<(), Failure> {
         let portal = self.network.portals.iter().position(|portal| portal.socket == address);
-        self.wires[lane] = Some(self.network.connect(self.now, portal.expect("one of them")));
+        self.wires[slot] = Some(self.network.connect(self.now, portal.expect("one of them")));
         Ok(())
     }
 
     fn transfer(
         &mut self,
-        lane: usize,
+        slot: usize,
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure> {
-        self.wire(lane).map_or(Ok(()), |wire| wire.pump(now, channel))
+        self.wire(slot).map_or(Ok(()), |wire| wire.pump(now, channel))
     }
 
     fn send(
         &mut self,
-        lane: usize,
+        slot: usize,
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure> {
-        if let Some(wire) = self.wire(lane) {
+        if let Some(wire) = self.wire(slot) {
             wire.send(now, channel);
         }
         Ok(())
     }
 
-    fn close(&mut self, lane: usize, owes_data: bool) {
+    fn close(&mut self, slot: usize, owes_data: bool) {
         let now = self.now;
-        if let Some(wire) = self.wire(lane) {
+        if let Some(wire) = self.wire(slot) {
             wire.close(now, owes_data);
         }
-        self.wires[lane] = None;
+        self.wires[slot] = None;
     }
 }
 

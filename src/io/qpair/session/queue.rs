@@ -50,15 +50,15 @@ type TcpSession = Session<Portal, JoinInfo>;
 
 type QueueChannel = Channel<Attempt>;
 
-/// The connections of a queue, one for each lane: sockets in the engine `tcp`, or a simulated network in tests.
+/// The connections of a queue, at most one for each slot: sockets in the engine `tcp`, or a simulated network in tests.
 pub trait Carrier {
     /// Starts to connect to `address`.
-    fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure>;
+    fn open(&mut self, slot: usize, address: SocketAddr) -> Result<(), Failure>;
 
     /// Transfers the bytes of `channel` in both directions. After an error the connection is lost.
     fn transfer(
         &mut self,
-        lane: usize,
+        slot: usize,
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure>;
@@ -66,13 +66,13 @@ pub trait Carrier {
     /// Sends the queued bytes of `channel`. After an error the connection is lost.
     fn send(
         &mut self,
-        lane: usize,
+        slot: usize,
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure>;
 
     /// Closes the connection, which then writes to no buffer any more. With `owes_data`, discards unsent bytes.
-    fn close(&mut self, lane: usize, owes_data: bool);
+    fn close(&mut self, slot: usize, owes_data: bool);
 }
 
 /// An I/O queue. It owns no socket and never reads a clock. The `Backlog` holds the I/Os that are not on a
@@ -80,11 +80,11 @@ pub trait Carrier {
 ///
 /// Members submit to the queue, each for one namespace of the session; a completion names the member of its I/O.
 ///
-/// The queue has a *lane* for each slot of the [`Lifecycle`](super::Lifecycle): a connection to the session of that
-/// slot. Each read goes to the lane that `choose` names. Writes and flushes, and all I/Os of a host that writes, go to
-/// the lane of the main session.
+/// The queue has a connection for each slot of the [`Lifecycle`](super::Lifecycle), to the session of that slot. Each
+/// read goes to the slot that `choose` names. Writes and flushes, and all I/Os of a host that writes, go to the slot of
+/// the main session.
 ///
-/// [`IoQueue::turn`] advances the queue, with the [`Carrier`] of its lanes.
+/// [`IoQueue::turn`] advances the queue, with the [`Carrier`] of its connections.
 #[derive(Debug)]
 pub struct IoQueue {
     /// The parameters of connections; each takes the subsystem from the portal of its session.
@@ -95,7 +95,7 @@ pub struct IoQueue {
     has_fence: bool,
     /// The number of sessions that the queue has joined.
     pub(crate) num_joins: u64,
-    lanes: [Lane; NUM_SLOTS],
+    slots: [QueueSlot; NUM_SLOTS],
     /// True if two sessions are kept, on two paths.
     has_two: bool,
     /// True if reads use both sessions.
@@ -107,10 +107,10 @@ pub struct IoQueue {
     now: Instant,
 }
 
-/// The connection to the session of one slot.
+/// The connection to the session of one slot, and its load.
 #[derive(Debug)]
-struct Lane {
-    state: LaneState,
+struct QueueSlot {
+    state: SlotState,
     load: PathLoad,
 }
 
@@ -122,7 +122,7 @@ struct QueueMember {
     /// The namespace as of the last joined session, with the largest transfer limit of all sessions: see
     /// [`Namespace::in_session`].
     namespace: Namespace,
-    /// The fence of the member's writes.
+    /// The fence of the member's writes; `None`: no fence.
     fence: Option<Arc<Fence>>,
     /// Blocks that were reported as corrupt and not read since.
     corrupt: Vec<Range<u64>>,
@@ -133,7 +133,7 @@ struct QueueMember {
 }
 
 #[derive(Debug)]
-enum LaneState {
+enum SlotState {
     /// No connection; the next attempt is at this time. `attempt` is the number of that attempt within one session,
     /// counted from 1.
     Down { retry_at: Instant, attempt: u32 },
@@ -152,8 +152,8 @@ impl IoQueue {
             members: Slab::new(),
             has_fence: false,
             num_joins: 0,
-            lanes: [(); NUM_SLOTS].map(|()| Lane {
-                state: LaneState::Down { retry_at: now, attempt: 1 },
+            slots: [(); NUM_SLOTS].map(|()| QueueSlot {
+                state: SlotState::Down { retry_at: now, attempt: 1 },
                 load: PathLoad::default(),
             }),
             has_two: false,
@@ -177,16 +177,16 @@ impl IoQueue {
         })
     }
 
-    /// Removes a member, which submits no more I/Os and wants no completions. Its unsent I/Os are not sent. If
-    /// it has writes or flushes on the connection, the connection is closed, so that they cannot be applied
-    /// later. The session ends, too: a queue that joined it again could reach another target in its place.
+    /// Removes a member, which submits no more I/Os and wants no completions. Its unsent I/Os are not sent. A
+    /// connection with writes or flushes of the member is closed, so that they cannot be applied later. The session of
+    /// that connection ends, too: a queue that joined the session again could reach another target in its place.
     pub fn remove_member(&mut self, member: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.members[member].is_removed = true;
         let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
-        for lane in 0..NUM_SLOTS {
-            if self.channel(lane).is_some_and(|channel| channel.outstanding().any(is_late)) {
+        for slot in 0..NUM_SLOTS {
+            if self.channel(slot).is_some_and(|channel| channel.outstanding().any(is_late)) {
                 let message = "a queue pair with writes on their way was dropped";
-                self.fail(lane, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
+                self.fail(slot, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
             }
         }
         self.backlog.fail_those_of(member, "its queue pair was dropped");
@@ -219,46 +219,46 @@ impl IoQueue {
 
     /// Returns whether the queue has joined a session.
     pub fn is_joined(&self) -> bool {
-        self.lanes.iter().any(Lane::is_joined)
+        self.slots.iter().any(QueueSlot::is_joined)
     }
 
     /// The name of the current step of a queue that has not joined a session.
     pub fn stage(&self) -> &'static str {
-        let stages = self.lanes.iter().find_map(|lane| match &lane.state {
-            LaneState::Joining { channel, .. } => channel.stage(),
+        let stages = self.slots.iter().find_map(|slot| match &slot.state {
+            SlotState::Joining { channel, .. } => channel.stage(),
             _ => None,
         });
         stages.unwrap_or("waiting for the controller")
     }
 
-    /// The connection of a lane that joins or has joined a session.
-    pub fn channel(&mut self, lane: usize) -> Option<&mut QueueChannel> {
-        match &mut self.lanes[lane].state {
-            LaneState::Joining { channel, .. } | LaneState::Joined { channel, .. } => Some(channel),
-            LaneState::Down { .. } => None,
+    /// The connection of a slot; `None` while it is down.
+    pub fn channel(&mut self, slot: usize) -> Option<&mut QueueChannel> {
+        match &mut self.slots[slot].state {
+            SlotState::Joining { channel, .. } | SlotState::Joined { channel, .. } => Some(channel),
+            SlotState::Down { .. } => None,
         }
     }
 
-    /// Returns whether to wait for room to send on the connection of a lane, besides data to receive.
-    pub(crate) fn wants_writable(&self, lane: usize) -> bool {
-        self.lanes[lane].joining().is_some_and(|(channel, _)| channel.wants_writable())
+    /// Returns whether to wait for room to send on the connection of a slot, besides data to receive.
+    pub(crate) fn wants_writable(&self, slot: usize) -> bool {
+        self.slots[slot].joining().is_some_and(|(channel, _)| channel.wants_writable())
     }
 
     /// The time at which the next turn must begin, even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let channels = self.lanes.iter().filter_map(|lane| lane.joining()?.0.poll_timeout());
+        let channels = self.slots.iter().filter_map(|slot| slot.joining()?.0.poll_timeout());
         // A session that is left is replaced in the other slot, also on a single path.
-        let is_left = self.lanes.iter().any(Lane::is_left);
-        let uses_both = self.has_two || is_left || self.lanes[1].joining().is_some();
-        let retry = match &self.lanes[0].state {
+        let is_left = self.slots.iter().any(QueueSlot::is_left);
+        let uses_both = self.has_two || is_left || self.slots[1].joining().is_some();
+        let retry = match &self.slots[0].state {
             _ if self.dead.is_some() => None,
             // Another session may be live while this queue waits for one, or writes wait for the main session.
             _ if uses_both => {
                 let waits = is_left || !self.is_joined() || !self.backlog.waiting.is_empty();
                 waits.then(|| self.now + SESSION_INTERVAL)
             }
-            LaneState::Down { retry_at, .. } => Some(*retry_at),
-            LaneState::Joining { .. } | LaneState::Joined { .. } => None,
+            SlotState::Down { retry_at, .. } => Some(*retry_at),
+            SlotState::Joining { .. } | SlotState::Joined { .. } => None,
         };
         let backlog = self.backlog.next_timeout(self.now);
         channels.chain(retry).chain(backlog).min()
@@ -287,23 +287,23 @@ impl IoQueue {
     pub fn turn(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.now = now;
         (self.has_two, self.spreads_reads) = (shared.keeps_two, shared.spreads_reads);
-        self.lanes.iter_mut().for_each(|lane| lane.publish(shared));
-        for lane in 0..NUM_SLOTS {
-            match self.lanes[lane].state {
-                LaneState::Down { retry_at, attempt } if now >= retry_at => {
-                    self.try_join(lane, attempt, shared, carrier);
+        self.slots.iter_mut().for_each(|slot| slot.publish(shared));
+        for slot in 0..NUM_SLOTS {
+            match self.slots[slot].state {
+                SlotState::Down { retry_at, attempt } if now >= retry_at => {
+                    self.try_join(slot, attempt, shared, carrier);
                 }
                 _ => {
-                    self.notice_lost_session(lane, shared, carrier);
-                    self.notice_closed_fence(lane, shared, carrier);
+                    self.notice_lost_session(slot, shared, carrier);
+                    self.notice_closed_fence(slot, shared, carrier);
                 }
             }
-            if let Some(channel) = self.channel(lane) {
+            if let Some(channel) = self.channel(slot) {
                 // A failure is handled before events: a target may send answers in the same segment as the end of
                 // the connection. `close` handles the answers.
-                match carrier.transfer(lane, now, channel) {
-                    Ok(()) => self.continue_joining(lane, shared, carrier),
-                    Err(failure) => self.fail(lane, failure, shared, carrier),
+                match carrier.transfer(slot, now, channel) {
+                    Ok(()) => self.continue_joining(slot, shared, carrier),
+                    Err(failure) => self.fail(slot, failure, shared, carrier),
                 }
             }
         }
@@ -320,11 +320,11 @@ impl IoQueue {
 
     /// Sends the commands that were put on the connections since the last turn.
     pub fn send(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
-        for lane in 0..NUM_SLOTS {
-            if let Some(channel) = self.channel(lane)
-                && let Err(failure) = carrier.send(lane, now, channel)
+        for slot in 0..NUM_SLOTS {
+            if let Some(channel) = self.channel(slot)
+                && let Err(failure) = carrier.send(slot, now, channel)
             {
-                self.fail(lane, failure, shared, carrier);
+                self.fail(slot, failure, shared, carrier);
             }
         }
     }
@@ -333,9 +333,9 @@ impl IoQueue {
     pub fn issue(&mut self, now: Instant, shared: &TcpShared) {
         self.now = now;
         while let Some(first) = self.backlog.waiting.front() {
-            let Some(lane) = self.lane_for(first.io.op, shared) else { break };
-            let Lane { state: LaneState::Joined { channel, session, .. }, load } =
-                &mut self.lanes[lane]
+            let Some(slot) = self.slot_for(first.io.op, shared) else { break };
+            let QueueSlot { state: SlotState::Joined { channel, session, .. }, load } =
+                &mut self.slots[slot]
             else {
                 break;
             };
@@ -357,16 +357,16 @@ impl IoQueue {
             let taken = channel.submit(self.now, sqe, transfer, false, attempt);
             assert!(taken.is_ok(), "the connection said that it has room");
             if self.has_two {
-                self.lanes[1 - lane].load.passed_over();
+                self.slots[1 - slot].load.passed_over();
             }
         }
     }
 
-    /// The lane that takes an I/O now; `None`: the I/O waits.
-    fn lane_for(&self, op: IoOp, shared: &TcpShared) -> Option<usize> {
-        let [one, two] = &self.lanes;
-        let candidate = |lane: &Lane| match &lane.state {
-            LaneState::Joined { channel, session, .. }
+    /// The slot that takes an I/O of this kind now; `None`: the I/O waits.
+    fn slot_for(&self, op: IoOp, shared: &TcpShared) -> Option<usize> {
+        let [one, two] = &self.slots;
+        let candidate = |slot: &QueueSlot| match &slot.state {
+            SlotState::Joined { channel, session, .. }
                 if !session.underway.is_left()
                     && (op == IoOp::Read && self.spreads_reads
                         || session.number == shared.live()) =>
@@ -374,7 +374,7 @@ impl IoQueue {
                 Some(Candidate {
                     is_optimized: session.is_optimized.load(Ordering::Relaxed),
                     has_room: channel.has_room(),
-                    cost: lane.load.cost(),
+                    cost: slot.load.cost(),
                 })
             }
             _ => None,
@@ -403,17 +403,17 @@ impl IoQueue {
         }
         loop {
             let now = self.now;
-            let (attempt, result, lane) = self.lanes.iter_mut().find_map(|lane| {
-                let LaneState::Joined { channel, .. } = &mut lane.state else { return None };
+            let (attempt, result, slot) = self.slots.iter_mut().find_map(|slot| {
+                let SlotState::Joined { channel, .. } = &mut slot.state else { return None };
                 while let Some(event) = channel.poll_event(now) {
                     if let Event::Done { payload, result } = event {
-                        return Some((payload, result, lane));
+                        return Some((payload, result, slot));
                     }
                 }
                 None
             })?;
-            lane.load.done(attempt.sent_at.map_or(Duration::ZERO, |sent_at| now - sent_at));
-            let LaneState::Joined { session, .. } = &lane.state else { return None };
+            slot.load.done(attempt.sent_at.map_or(Duration::ZERO, |sent_at| now - sent_at));
+            let SlotState::Joined { session, .. } = &slot.state else { return None };
             let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
             let read = attempt.io.op == IoOp::Read;
             if success && read && session.proven.load(Ordering::Relaxed) {
@@ -431,52 +431,52 @@ impl IoQueue {
 
     /// Leaves all sessions.
     pub fn leave(&mut self, reason: &str, shared: &TcpShared, carrier: &mut impl Carrier) {
-        for lane in 0..NUM_SLOTS {
-            self.close(lane, reason, false, shared, carrier);
+        for slot in 0..NUM_SLOTS {
+            self.close(slot, reason, false, shared, carrier);
         }
     }
 
     /// Leaves a session that has ended.
-    fn notice_lost_session(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let Some((_, session)) = self.lanes[lane].joining() else { return };
-        if self.lets_writes_end(lane, shared) {
+    fn notice_lost_session(&mut self, slot: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let Some((_, session)) = self.slots[slot].joining() else { return };
+        if self.lets_writes_end(slot, shared) {
             return;
         }
         if let Some(reason) = shared.why_over(session.number) {
-            self.close(lane, &reason, false, shared, carrier);
+            self.close(slot, &reason, false, shared, carrier);
         }
     }
 
-    /// Returns whether a lane stays in a session that is left until the writes and flushes on it have ended. The
-    /// connection's time limits bound that, and the slot's next session, which needs the lane.
-    fn lets_writes_end(&self, lane: usize, shared: &TcpShared) -> bool {
-        let LaneState::Joined { channel, session, .. } = &self.lanes[lane].state else {
+    /// Returns whether the connection of a slot stays in a session that is left, until its writes and flushes have ended.
+    /// The connection's time limits bound the wait, and the slot's next session ends it.
+    fn lets_writes_end(&self, slot: usize, shared: &TcpShared) -> bool {
+        let SlotState::Joined { channel, session, .. } = &self.slots[slot].state else {
             return false;
         };
         session.underway.is_left()
-            && shared.number_in(lane) == 0
+            && shared.number_in(slot) == 0
             && channel.outstanding().any(|attempt| attempt.io.op != IoOp::Read)
     }
 
     /// Ends the connection when a fence has closed: the rest of a partly sent write must not be sent. The
     /// session ends, too, because its target might hold back some of the sent bytes.
-    fn notice_closed_fence(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let LaneState::Joined { channel, .. } = &self.lanes[lane].state else { return };
+    fn notice_closed_fence(&mut self, slot: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let SlotState::Joined { channel, .. } = &self.slots[slot].state else { return };
         if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
             let message = "the time to write has passed";
-            self.fail(lane, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
+            self.fail(slot, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
         }
     }
 
-    /// The session for a lane, if one is live in its slot. Notices when there will be none at all.
-    fn session_for(&mut self, lane: usize, shared: &TcpShared) -> Option<Arc<TcpSession>> {
-        if shared.number_in(lane) != 0 {
-            return shared.session_in(lane);
+    /// The live session of a slot, if there is one. Notices when there will be none at all.
+    fn session_for(&mut self, slot: usize, shared: &TcpShared) -> Option<Arc<TcpSession>> {
+        if shared.number_in(slot) != 0 {
+            return shared.session_in(slot);
         }
         if shared.live() == 0 {
             match shared.session_state(&mut self.backlog) {
                 SessionState::Live(session) => {
-                    return (session.number == shared.number_in(lane)).then_some(session);
+                    return (session.number == shared.number_in(slot)).then_some(session);
                 }
                 SessionState::Pending => {}
                 SessionState::Ended(reason) => self.dead = Some(reason),
@@ -485,10 +485,10 @@ impl IoQueue {
         None
     }
 
-    /// Starts to connect to the session of the lane's slot, if one is live.
+    /// Starts to connect to the session of a slot, if one is live.
     fn try_join(
         &mut self,
-        lane: usize,
+        slot: usize,
         attempt: u32,
         shared: &TcpShared,
         carrier: &mut impl Carrier,
@@ -496,13 +496,13 @@ impl IoQueue {
         if self.dead.is_some() {
             return;
         }
-        let retry = LaneState::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
-        let Some(session) = self.session_for(lane, shared) else {
-            self.lanes[lane].state = retry;
+        let retry = SlotState::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
+        let Some(session) = self.session_for(slot, shared) else {
+            self.slots[slot].state = retry;
             return;
         };
         let Some(qid) = shared.with(|lifecycle| lifecycle.take_qid(session.number)) else {
-            self.lanes[lane].state = retry;
+            self.slots[slot].state = retry;
             if session.number == shared.live() {
                 let granted = session.num_io_queues;
                 self.backlog.fail_all(&format!("the target now grants only {granted} I/O queues"));
@@ -511,44 +511,44 @@ impl IoQueue {
         };
         let mut terms = self.terms.of_io_queue(&session.join_info, qid, session.queue_entries);
         terms.common.subnqn = session.portal.address.subnqn.clone();
-        let opened = carrier.open(lane, session.portal.socket);
+        let opened = carrier.open(slot, session.portal.socket);
         let channel = Channel::new(self.now, terms);
-        self.lanes[lane].state = LaneState::Joining { channel, session, qid, attempt };
+        self.slots[slot].state = SlotState::Joining { channel, session, qid, attempt };
         if let Err(failure) = opened {
-            self.fail(lane, failure, shared, carrier);
+            self.fail(slot, failure, shared, carrier);
         }
     }
 
     /// Handles the events of a connection that has not joined its session yet.
-    fn continue_joining(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let LaneState::Joining { channel, attempt, .. } = &mut self.lanes[lane].state else {
+    fn continue_joining(&mut self, slot: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let SlotState::Joining { channel, attempt, .. } = &mut self.slots[slot].state else {
             return;
         };
         match channel.poll_event(self.now) {
             None => {}
-            Some(Event::Ready { .. }) => self.become_joined(lane),
+            Some(Event::Ready { .. }) => self.become_joined(slot),
             // The target may not have noticed yet that the previous connection of this queue is closed.
             Some(Event::Failed { failure, refused: true }) if *attempt < MAX_JOIN_ATTEMPTS => {
                 let retry_at = self.now + JOIN_INTERVAL;
                 let attempt = *attempt + 1;
-                self.close(lane, &failure.message, false, shared, carrier);
+                self.close(slot, &failure.message, false, shared, carrier);
                 self.backlog.last_failure = Some(failure);
-                self.lanes[lane].state = LaneState::Down { retry_at, attempt };
+                self.slots[slot].state = SlotState::Down { retry_at, attempt };
             }
-            Some(Event::Failed { failure, .. }) => self.fail(lane, failure, shared, carrier),
+            Some(Event::Failed { failure, .. }) => self.fail(slot, failure, shared, carrier),
             Some(Event::Concatenated { .. }) => {
                 let message = "a key was generated on an I/O queue";
-                self.fail(lane, Failure::new(ErrorKind::Internal, message), shared, carrier);
+                self.fail(slot, Failure::new(ErrorKind::Internal, message), shared, carrier);
             }
             Some(Event::Done { .. }) => unreachable!("nothing was submitted yet"),
         }
     }
 
-    /// Begins to use a lane whose queue has connected.
-    fn become_joined(&mut self, lane: usize) {
-        let down = LaneState::Down { retry_at: self.now, attempt: 1 };
-        let LaneState::Joining { mut channel, session, qid, .. } =
-            std::mem::replace(&mut self.lanes[lane].state, down)
+    /// Begins to use the connection of a slot that has joined its session.
+    fn become_joined(&mut self, slot: usize) {
+        let down = SlotState::Down { retry_at: self.now, attempt: 1 };
+        let SlotState::Joining { mut channel, session, qid, .. } =
+            std::mem::replace(&mut self.slots[slot].state, down)
         else {
             unreachable!("only a joining queue is answered its Connect")
         };
@@ -558,7 +558,7 @@ impl IoQueue {
             member.namespace = member.namespace.in_session(now);
         }
         self.num_joins += 1;
-        self.lanes[lane].state = LaneState::Joined { channel, session, qid };
+        self.slots[slot].state = SlotState::Joined { channel, session, qid };
         self.backlog.set_up();
     }
 
@@ -566,15 +566,15 @@ impl IoQueue {
     /// or of the path to it.
     fn fail(
         &mut self,
-        lane: usize,
+        slot: usize,
         failure: Failure,
         shared: &TcpShared,
         carrier: &mut impl Carrier,
     ) {
-        let Some((_, session)) = self.lanes[lane].joining() else { return };
+        let Some((_, session)) = self.slots[slot].joining() else { return };
         let number = session.number;
         let failure = failure.at(format_args!("I/O queue on {}", session.portal.socket));
-        self.close(lane, &failure.message, true, shared, carrier);
+        self.close(slot, &failure.message, true, shared, carrier);
         shared.request_reset(number, failure.clone());
         self.backlog.last_failure = Some(failure);
     }
@@ -583,24 +583,24 @@ impl IoQueue {
     /// are issued again or fail for this reason.
     fn close(
         &mut self,
-        lane: usize,
+        slot: usize,
         reason: &str,
         has_failed: bool,
         shared: &TcpShared,
         carrier: &mut impl Carrier,
     ) {
-        self.lanes[lane].publish(shared);
-        let down = LaneState::Down { retry_at: self.now, attempt: 1 };
-        let (channel, session, qid) = match std::mem::replace(&mut self.lanes[lane].state, down) {
-            LaneState::Joining { channel, session, qid, .. }
-            | LaneState::Joined { channel, session, qid } => (channel, session, qid),
+        self.slots[slot].publish(shared);
+        let down = SlotState::Down { retry_at: self.now, attempt: 1 };
+        let (channel, session, qid) = match std::mem::replace(&mut self.slots[slot].state, down) {
+            SlotState::Joining { channel, session, qid, .. }
+            | SlotState::Joined { channel, session, qid } => (channel, session, qid),
             other => {
-                self.lanes[lane].state = other;
+                self.slots[slot].state = other;
                 return;
             }
         };
-        carrier.close(lane, channel.owes_data());
-        self.lanes[lane].load.outstanding = 0;
+        carrier.close(slot, channel.owes_data());
+        self.slots[slot].load.outstanding = 0;
         if !self.is_joined() {
             self.backlog.down_since.get_or_insert(self.now);
         }
@@ -644,19 +644,19 @@ impl IoQueue {
     }
 }
 
-impl Lane {
+impl QueueSlot {
     fn is_joined(&self) -> bool {
-        matches!(self.state, LaneState::Joined { .. })
+        matches!(self.state, SlotState::Joined { .. })
     }
 
     /// Returns whether its session is left.
     fn is_left(&self) -> bool {
-        matches!(&self.state, LaneState::Joined { session, .. } if session.underway.is_left())
+        matches!(&self.state, SlotState::Joined { session, .. } if session.underway.is_left())
     }
 
     /// Adds the I/Os that have ended to the statistics of the path.
     fn publish(&mut self, shared: &TcpShared) {
-        if let LaneState::Joined { session, .. } = &self.state {
+        if let SlotState::Joined { session, .. } = &self.state {
             shared.add_done(session.path, self.load.take());
         }
     }
@@ -664,9 +664,9 @@ impl Lane {
     /// The channel, and the session that it joins or has joined.
     fn joining(&self) -> Option<(&QueueChannel, &TcpSession)> {
         match &self.state {
-            LaneState::Joining { channel, session, .. }
-            | LaneState::Joined { channel, session, .. } => Some((channel, session)),
-            LaneState::Down { .. } => None,
+            SlotState::Joining { channel, session, .. }
+            | SlotState::Joined { channel, session, .. } => Some((channel, session)),
+            SlotState::Down { .. } => None,
         }
     }
 }

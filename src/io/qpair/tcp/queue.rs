@@ -199,7 +199,7 @@ struct Core {
     remote: Arc<Remote<Tcp>>,
     /// The remote that the namespaces hold: a further child process begins with it.
     original_remote: Arc<Remote<Tcp>>,
-    /// The sockets of the queue's lanes, which are closed before a buffer of the queue is returned.
+    /// The sockets of the queue's connections, which are closed before a buffer of the queue is returned.
     sockets: QueueSockets,
     queue: IoQueue,
     /// The handles, by their member numbers in the queue.
@@ -324,7 +324,7 @@ impl Core {
     /// The descriptors to sleep on while no poller polls the connection.
     fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
         let links = self.sockets.links.iter().enumerate();
-        links.filter_map(|(lane, link)| Some(link.as_ref()?.wait(self.queue.wants_writable(lane))))
+        links.filter_map(|(slot, link)| Some(link.as_ref()?.wait(self.queue.wants_writable(slot))))
     }
 
     /// Adds a handle for the namespace at index `ns_index`; returns its number.
@@ -340,7 +340,7 @@ impl Core {
         number
     }
 
-    /// Removes a handle, and finds another leader if it was that.
+    /// Removes a handle. If it was the leader, another handle takes over.
     fn remove_member(&mut self, handle: usize) {
         self.queue.remove_member(handle, &self.remote, &mut self.sockets);
         self.handles[handle] = None;
@@ -361,10 +361,10 @@ impl Core {
         self.sockets.registry =
             handle.and_then(|handle| self.handles[handle].as_ref()?.registry.clone());
         self.sockets.told = None;
-        for (lane, link) in self.sockets.links.iter_mut().enumerate() {
+        for (slot, link) in self.sockets.links.iter_mut().enumerate() {
             match (link, &self.sockets.registry) {
                 (Some(link), Some(registry)) => {
-                    link.register(registry, self.queue.wants_writable(lane));
+                    link.register(registry, self.queue.wants_writable(slot));
                 }
                 (Some(link), None) => link.deregister(),
                 (None, _) => {}
@@ -418,7 +418,7 @@ impl Core {
         done: &mut Vec<Completion>,
     ) -> usize {
         self.start(handle);
-        // Another handle with the same poller may have run the turn for it at this time.
+        // A poller passes one time to all its queue pairs: another handle may have run this turn already.
         if self.last_turn.is_none_or(|(at, by)| at != now || by == handle) {
             self.turn(now, self.is_elsewhere(handle));
             self.last_turn = Some((now, handle));
@@ -505,8 +505,8 @@ impl Core {
     }
 
     /// In a child process the connection and its shared state belong to the parent: the child sends nothing
-    /// on the connection and takes no lock of the shared state. Returns whether there is anything to
-    /// continue.
+    /// on the connection and takes no lock of the shared state. Returns `false` if the child cannot connect, and all
+    /// I/Os were failed.
     fn notice_fork(&mut self, now: Instant) -> bool {
         if self.remote.is_ours() {
             return true;
@@ -530,7 +530,7 @@ impl Core {
 
 /// The sockets of an I/O queue.
 struct QueueSockets {
-    /// The socket of each lane that has one.
+    /// The socket of each slot of the queue; `None`: no connection.
     links: [Option<Link>; NUM_SLOTS],
     /// The registry of the leader's poller.
     registry: Option<Registry>,
@@ -544,11 +544,11 @@ struct QueueSockets {
 }
 
 impl Carrier for QueueSockets {
-    fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure> {
+    fn open(&mut self, slot: usize, address: SocketAddr) -> Result<(), Failure> {
         if self.scratch.is_empty() {
             self.scratch = vec![0; SCRATCH_LEN];
         }
-        let link = self.links[lane].insert(Link::start(address)?);
+        let link = self.links[slot].insert(Link::start(address)?);
         if let Some(registry) = &self.registry {
             link.register(registry, true); // it is writable once it is connected
         }
@@ -558,11 +558,11 @@ impl Carrier for QueueSockets {
 
     fn transfer(
         &mut self,
-        lane: usize,
+        slot: usize,
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure> {
-        let Some(link) = &mut self.links[lane] else { return Ok(()) };
+        let Some(link) = &mut self.links[slot] else { return Ok(()) };
         let transferred = link.poll(now, channel, &mut self.scratch, self.must_read);
         self.counters.add(link.take_receives());
         transferred
@@ -570,15 +570,15 @@ impl Carrier for QueueSockets {
 
     fn send(
         &mut self,
-        lane: usize,
+        slot: usize,
         now: Instant,
         channel: &mut Channel<Attempt>,
     ) -> Result<(), Failure> {
-        self.links[lane].as_mut().map_or(Ok(()), |link| link.send(now, channel))
+        self.links[slot].as_mut().map_or(Ok(()), |link| link.send(now, channel))
     }
 
-    fn close(&mut self, lane: usize, owes_data: bool) {
-        if let Some(link) = self.links[lane].take() {
+    fn close(&mut self, slot: usize, owes_data: bool) {
+        if let Some(link) = self.links[slot].take() {
             link.close(owes_data);
         }
     }
