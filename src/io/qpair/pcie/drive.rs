@@ -25,21 +25,21 @@ pub(super) struct Drive {
     pub(super) place: ControllerPlace,
     pub(super) bus: Arc<dyn Bus>,
     pub(super) controller: Mutex<Controller>,
-    /// Memory for the data of buffers that the device does not reach.
+    /// Memory for the data of buffers that the device does not reach, or that are not aligned for it.
     pub(super) bounce: Pool,
     /// The number of I/O queues that the controller grants.
     pub(super) num_queues: usize,
-    /// The time after which a command is aborted, and then given up.
+    /// The time after which a command without an answer is aborted; after as long again, the controller is reset.
     pub(super) limit: Duration,
     /// The memory of pools that the device was offered.
     offered: Mutex<Vec<OfferedRegion>>,
-    /// The number of resets: a queue of an earlier epoch does not exist any more.
-    epoch: AtomicU64,
-    /// The number of resets since a command was answered.
+    /// The number of resets. A queue that was created before the last one does not exist any more.
+    num_resets: AtomicU64,
+    /// The number of calls of [`Drive::recover`] since a command was answered.
     vain_resets: AtomicU32,
-    /// The reason why the controller was given up.
+    /// The reason why the controller was given up, once it was.
     lost: OnceLock<String>,
-    /// The process that opened it.
+    /// The process that opened the controller.
     pid: u32,
     /// The memory of all queues.
     _queues: Arc<DmaRegion>,
@@ -51,17 +51,19 @@ struct OfferedRegion {
     is_taken: bool,
 }
 
-/// Addresses of this process's memory that a device reaches.
+/// A range of this process's memory that a device reaches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
+    /// The address of the first byte in this process.
     start: usize,
+    /// The length in bytes.
     len: usize,
     /// The address by which the device knows the start.
     address: u64,
 }
 
 impl Reach {
-    /// The address by which the device knows `bytes`.
+    /// The address by which the device knows `bytes`; `None`: they do not lie in this range.
     pub(super) fn address_of(&self, bytes: &[u8]) -> Option<u64> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start)?;
         (offset + bytes.len() <= self.len).then(|| self.address + offset as u64)
@@ -89,7 +91,7 @@ impl ControllerPlace {
         }
     }
 
-    /// The way to it, for display.
+    /// The name of the bus, for display.
     pub(super) fn bus_name(&self) -> &'static str {
         match self {
             ControllerPlace::Pci(_) => "vfio",
@@ -97,7 +99,7 @@ impl ControllerPlace {
         }
     }
 
-    /// Opens the bus there.
+    /// Opens the bus at this place. `limit` bounds the wait for the process that emulates a controller.
     fn connect(&self, limit: Duration) -> Result<Arc<dyn Bus>, Fault> {
         match self {
             ControllerPlace::Pci(address) => Ok(Arc::new(Vfio::open(address)?)),
@@ -130,7 +132,8 @@ impl ControllerPlace {
 static DRIVES: Forked<Mutex<Vec<Weak<Drive>>>> = Forked::empty();
 
 impl Drive {
-    /// The controller at `place`; starts it unless this process has.
+    /// The controller at `place`: the one that this process uses already, with the options with which it was started,
+    /// or else a controller that is started now.
     pub(super) fn open(place: ControllerPlace, options: &ConnectOptions) -> Result<Arc<Drive>> {
         // Held while connecting, since a device takes one connection at a time.
         let mut drives = DRIVES.get_or_init(Mutex::default).lock();
@@ -176,7 +179,7 @@ impl Drive {
             bounce,
             limit: options.io_timeout,
             offered: Mutex::default(),
-            epoch: AtomicU64::new(0),
+            num_resets: AtomicU64::new(0),
             vain_resets: AtomicU32::new(0),
             lost: OnceLock::new(),
             pid: process_id(),
@@ -194,14 +197,15 @@ impl Drive {
         Ok(drive)
     }
 
-    /// The memory of pools that the device reaches now. Maps new memory for it, and unmaps what pools have freed.
+    /// The memory of pools that the device reaches now. Maps the memory of new pools for the device, and unmaps the
+    /// memory that pools have freed.
     pub(super) fn reaches(&self) -> Vec<Reach> {
         let mut offered = self.offered.lock();
         let regions = window_memory().regions();
         offered.retain(|known| {
             let stays = regions.iter().any(|region| Arc::ptr_eq(region, &known.region));
             if !stays && known.is_taken {
-                // A device that refuses keeps memory that nobody else uses.
+                // If this fails, the device may still write to the region's device address, which is never given again.
                 self.bus.unmap(&known.region).unwrap_or(());
             }
             stays
@@ -226,8 +230,8 @@ impl Drive {
     }
 
     /// The number of resets.
-    pub(super) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
+    pub(super) fn num_resets(&self) -> u64 {
+        self.num_resets.load(Ordering::Acquire)
     }
 
     /// Records that a command was answered.
@@ -237,7 +241,7 @@ impl Drive {
         }
     }
 
-    /// Returns whether this process opened it.
+    /// Returns whether this process opened the controller.
     fn is_ours(&self) -> bool {
         self.pid == process_id()
     }
@@ -254,7 +258,8 @@ impl Drive {
         self.lost.get().map(String::as_str)
     }
 
-    /// Resets the controller after a fault, or gives it up.
+    /// Resets the controller after a fault. Gives the controller up if a reset cannot help or fails, or if the last
+    /// `MOST_VAIN_RESETS` resets have not led to an answer.
     pub(super) fn recover(&self, controller: &mut Controller, fault: &Fault) {
         let in_vain = self.vain_resets.fetch_add(1, Ordering::Relaxed);
         if !fault.is_of_the_controller() || in_vain >= MOST_VAIN_RESETS {
@@ -269,7 +274,7 @@ impl Drive {
         });
         match restarted {
             Ok(()) => {
-                self.epoch.fetch_add(1, Ordering::Release);
+                self.num_resets.fetch_add(1, Ordering::Release);
             }
             Err(fault) => self.give_up(&fault),
         }
@@ -284,7 +289,7 @@ impl Drive {
 impl Drop for Drive {
     fn drop(&mut self) {
         if self.is_ours() && !self.is_lost() {
-            // Its process resets it when the connection ends, in any case.
+            // If this fails, the kernel or the emulating process resets the controller when the bus is closed.
             self.controller.get_mut().shut_down().unwrap_or(());
         }
     }
@@ -308,18 +313,18 @@ impl Clock for SystemClock {
     }
 }
 
-/// The remedy where the kernel pins too little memory.
+/// The hint when the kernel pins too little memory.
 const MEMLOCK: &str =
     "raise the limit of locked memory (ulimit -l): queues, buffers and pools are pinned";
 
 /// The time between looks at a controller that is busy with a reset or an admin command.
 const NAP: Duration = Duration::from_micros(50);
 
-/// The most I/O queues of a controller.
+/// The most I/O queues that a controller is asked for.
 const MOST_QUEUES: u16 = 32;
 
 /// Resets without a success between them after which a controller is given up.
 const MOST_VAIN_RESETS: u32 = 3;
 
-/// The size of the memory for data of buffers that the device does not reach.
+/// The size of [`Drive::bounce`], in bytes.
 const BOUNCE_BYTES: usize = 8 << 20;

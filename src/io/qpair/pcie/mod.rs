@@ -6,13 +6,13 @@
 //! device once, so the device writes into their buffers. Data of other buffers are copied through memory of the driver.
 //! Queues have no interrupts and are polled; while I/Os are outstanding, a poller sleeps for at most 50 µs at a time.
 //!
-//! A command without an answer for `io_timeout` is aborted; when that has no answer either for as long, the controller
-//! is reset, and its commands are issued again. A controller that is gone, does not come back, or is wanted back by the
-//! kernel is given up: there is no other path, and only a later opening connects again. A reset happens in the `poll`
-//! that finds it necessary, and takes as long as the controller says, so that call blocks.
+//! A command without an answer for `io_timeout` is aborted; if the abort has no answer either for as long, the
+//! controller is reset, and its commands are issued again. A controller that is gone, does not come back, or is wanted
+//! back by the kernel is given up: there is no other path, and only a later opening connects again. A reset happens in
+//! the `poll` that finds it necessary, and takes as long as the controller says, so that call blocks.
 //!
-//! All namespaces of a controller share it, within a process: a device takes one process at a time. A forked child
-//! cannot use it.
+//! All namespaces of a controller share the controller, within a process: a device takes one process at a time. A forked
+//! child cannot use it.
 //!
 //! Read `pair.rs` first, then `drive.rs`.
 
@@ -69,7 +69,7 @@ impl PcieNamespace {
     }
 }
 
-/// Connects to the controller at `address`, unless this process has done so.
+/// Returns the controller at `address`; connects unless this process has done so.
 fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
     let invalid = |text| Error::new(ErrorKind::InvalidArgument, text).target(address.to_string());
     if !options.paths.is_empty() {

@@ -1,4 +1,5 @@
-//! A queue pair of a controller with queues in memory: its I/Os become commands, and late ones are aborted.
+//! A queue pair of a controller with queues in memory: its I/Os become commands. Commands without an answer are aborted,
+//! and issued again after a reset of the controller.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,16 +20,17 @@ pub(super) struct PciePair {
     nsid: Nsid,
     namespace: Namespace,
     queue: Queue<PcieJob>,
-    /// The number of resets when the queue was created.
-    epoch: u64,
+    /// [`Drive::num_resets`] when the queue was created.
+    num_resets: u64,
     /// Memory that the device reaches.
     reaches: Vec<Reach>,
     /// The version of the pools at which `reaches` was listed.
     reaches_version: u64,
-    /// I/Os that are not on the queue, in order.
+    /// I/Os that are not on the queue.
     waiting: VecDeque<PcieJob>,
-    /// I/Os that ended without the device.
+    /// I/Os that ended without an answer of the device.
     ended: VecDeque<Completion>,
+    /// The fence of writes; `None`: no fence.
     fence: Option<Arc<Fence>>,
     /// The time of the last completion, or of the first command after none was outstanding.
     progress: Instant,
@@ -54,7 +56,7 @@ impl PciePair {
             return Err(Error::new(ErrorKind::Disconnected, reason.to_owned()));
         }
         let mut controller = drive.controller.lock();
-        let epoch = drive.epoch();
+        let num_resets = drive.num_resets();
         let queue = controller.create_queue().map_err(error_of)?;
         drop(controller);
         let now = Instant::now();
@@ -63,7 +65,7 @@ impl PciePair {
             nsid,
             namespace,
             queue,
-            epoch,
+            num_resets,
             reaches: Vec::new(),
             reaches_version: u64::MAX,
             waiting: VecDeque::new(),
@@ -80,7 +82,7 @@ impl PciePair {
         if self.drive.why_over().is_some() {
             return self.give_up();
         }
-        if self.epoch != self.drive.epoch() {
+        if self.num_resets != self.drive.num_resets() {
             return self.rejoin();
         }
         let PciePair { queue, drive, waiting, .. } = self;
@@ -110,11 +112,11 @@ impl PciePair {
         if self.waiting.is_empty() {
             return;
         }
-        if self.drive.why_over().is_some() || self.epoch != self.drive.epoch() {
-            return; // the next poll sees to it
+        if self.drive.why_over().is_some() || self.num_resets != self.drive.num_resets() {
+            return; // the next poll handles this
         }
         if self.reaches_version != window_memory().version() {
-            // Before the list is read: what comes meanwhile is seen the next time.
+            // Before the list is read: a later change of the list is seen the next time.
             self.reaches_version = window_memory().version();
             self.reaches = self.drive.reaches();
         }
@@ -144,8 +146,8 @@ impl PciePair {
         }
     }
 
-    /// Adds the address by which the device knows the I/O's data; copies them if it does not reach the buffer. Returns
-    /// the job as it is if all memory for copies is in use.
+    /// Adds the address by which the device knows the I/O's data: that of the buffer, or of bounce memory if the device
+    /// does not reach the buffer or the buffer is not aligned. Returns the job unchanged if all bounce memory is in use.
     fn with_span(&self, mut job: PcieJob) -> Result<(PcieJob, Option<Span>), PcieJob> {
         if job.io.buf.is_empty() {
             return Ok((job, None));
@@ -186,7 +188,7 @@ impl PciePair {
     /// Checks for commands that take too long, and whether the controller is still there.
     fn check_late(&mut self, now: Instant) {
         self.next_check = now + CHECK_INTERVAL;
-        // Another thread is at the controller: later.
+        // Another thread uses the controller: the next check comes later.
         let Some(mut controller) = self.drive.controller.try_lock() else { return };
         let limit = self.drive.limit;
         let quiet = now.saturating_duration_since(self.progress);
@@ -212,10 +214,11 @@ impl PciePair {
         }
     }
 
-    /// Creates the queue anew after a reset, which has ended all commands without an answer.
+    /// Creates the queue anew after a reset, and queues again the I/Os whose commands the reset has ended. An I/O that
+    /// was issued `MOST_TRIES` times fails. Does nothing while another thread uses the controller.
     fn rejoin(&mut self) {
         let Some(mut controller) = self.drive.controller.try_lock() else { return };
-        let epoch = self.drive.epoch();
+        let num_resets = self.drive.num_resets();
         for mut job in self.queue.drain().into_iter().rev() {
             job.tries += 1;
             if job.tries < MOST_TRIES {
@@ -226,7 +229,7 @@ impl PciePair {
             }
         }
         match controller.attach(&mut self.queue) {
-            Ok(()) => self.epoch = epoch,
+            Ok(()) => self.num_resets = num_resets,
             Err(fault) => self.drive.recover(&mut controller, &fault),
         }
     }
@@ -289,16 +292,16 @@ impl Drop for PciePair {
     fn drop(&mut self) {
         if self.drive.why_over().is_none() {
             let mut controller = self.drive.controller.lock();
-            let exists = self.epoch == self.drive.epoch();
+            let exists = self.num_resets == self.drive.num_resets();
             if controller.delete_queue(&self.queue, exists).is_ok() {
-                return; // the device has no command any more
+                return; // the device has none of its commands any more
             }
         }
         self.queue.drain().into_iter().map(quarantine).for_each(drop);
     }
 }
 
-/// The completion of an answered job, or the job, to be issued again.
+/// The completion of an answered job; `Err`: the job, which is to be issued again.
 fn ended_or_again(mut job: PcieJob, status: Status) -> Result<Completion, PcieJob> {
     if status.is_success() {
         if let Some(bounce) = job.bounce.take()
@@ -317,7 +320,7 @@ fn ended_or_again(mut job: PcieJob, status: Status) -> Result<Completion, PcieJo
     Ok(job.io.end(Err(IoError::Status(status))))
 }
 
-/// Leaks the memory of a command that the device may still write to, and gives the I/O other memory.
+/// Leaks the memory of a command, to which the device may still write, and gives the I/O other memory.
 fn quarantine(mut job: PcieJob) -> PcieJob {
     let written = match job.bounce.take() {
         Some(bounce) => bounce,
