@@ -24,17 +24,19 @@ use dlfs_places::Place;
 /// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, [`FolderNamespace::open_objects`] for objects,
 /// [`TcpNamespace::connect`] over NVMe/TCP, `PcieNamespace::connect` on PCIe and over vfio-user, and
 /// `SpdkNamespace::connect` through SPDK. `Unsupported`: this build lacks SPDK. `InvalidArgument`: a name in a
-/// catalogue, which is a whole image, or objects that are to be written.
+/// catalogue, which is a whole image; a malformed address of objects, or objects that are to be written; or SPDK with a
+/// key from the kernel's keyring.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let device = open_one(address, options)?;
     Ok(with_test_fault(device))
 }
 
 /// Opens the namespaces at `addresses` in parallel. Returns the devices of each address: one namespace, or
-/// all of a subsystem whose address has no `?ns=`.
+/// all of an NVMe/TCP subsystem whose address names none.
 ///
-/// Namespaces of one subsystem at one transport address share a controller. A single address uses all of
-/// `options.paths`. With several addresses, each uses only the paths that name the same namespace.
+/// Namespaces of one NVMe/TCP subsystem at one transport address share a controller if their further paths are equal. A
+/// single address uses all of `options.paths`. With several addresses, each uses only the paths that name the same
+/// namespace.
 ///
 /// # Errors
 /// As [`open`], for the first address that cannot be opened.
@@ -59,7 +61,7 @@ struct Group {
     address: Address,
     /// The options, with the paths that are left for these addresses.
     options: ConnectOptions,
-    /// Each address's index in the list, and its namespace; `None`: all, or the only one.
+    /// Each address's index in the list, and over NVMe/TCP the namespace that it names, if it names one.
     members: Vec<(usize, Option<Nsid>)>,
 }
 
@@ -69,7 +71,7 @@ struct Subsystem {
     traddr: String,
     trsvcid: u16,
     subnqn: Nqn,
-    /// Set if the address means all namespaces.
+    /// True if the address names no namespace, and so means all of them.
     is_whole: bool,
     /// The other paths. They must be equal, so that all namespaces of the controller fail over together.
     paths: Vec<(String, u16)>,
@@ -141,7 +143,7 @@ impl Group {
         nsids.sort_unstable();
         nsids.dedup();
         let devices = as_devices(TcpNamespace::connect_to(address, &nsids, &self.options)?);
-        let index_of = |nsid| nsids.binary_search(&nsid).expect("it is one of them");
+        let index_of = |nsid| nsids.binary_search(&nsid).expect("the list has every member's");
         let device_of =
             |nsid: &Option<Nsid>| vec![Arc::clone(&devices[index_of(nsid.expect("named"))])];
         Ok(self.members.iter().map(|(_, nsid)| device_of(nsid)).collect())
@@ -200,7 +202,7 @@ fn open_one(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Devic
 /// A row in a list of engines for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// The engine's name: the first word of [`super::Namespace::engine`].
+    /// The engine's name: the first word of [`super::Namespace::engine`], which is `objects` for a folder in a store.
     pub name: &'static str,
     /// True if this build includes the engine.
     pub compiled_in: bool,

@@ -3,8 +3,8 @@
 //!
 //! A cache tier stores long samples this way, so that a program can open the copy of a sample as a file. The
 //! first write creates a file at its full length; the file is sparse until all of it is written. Anyone may
-//! remove a file without notice: each I/O checks whether its open file still has a name. Bytes of the last page
-//! past the end of a file read as zeroes and are not written.
+//! remove a file without notice: each I/O checks whether its open file still has a name. Bytes behind the end of a
+//! file, up to the next one, read as zeroes and are not written. A flush reaches the medium only: the files hold copies.
 //!
 //! Helper threads make the blocking system calls, as for a plain folder.
 
@@ -42,7 +42,7 @@ pub struct BesideFile {
     pub len_bytes: u64,
 }
 
-/// The appended files, as all queue pairs share them.
+/// The appended files, which all queue pairs share.
 struct Appended {
     folder: PathBuf,
     /// By ascending offset.
@@ -70,7 +70,7 @@ impl WithFiles {
 }
 
 impl BesideFile {
-    /// The offset of the end of the last page in the namespace.
+    /// The offset in the namespace of the end of the file's last page.
     fn end_bytes(&self) -> u64 {
         self.offset_bytes + self.len_bytes.next_multiple_of(ALIGN)
     }
@@ -130,7 +130,7 @@ impl BesidePair {
     fn run_beside(&mut self, io: Io) {
         let checked = self.namespace.check(&io);
         if self.helpers.is_none() {
-            self.helpers = self.start_helpers().ok(); // without it, the I/O fails with EAGAIN
+            self.helpers = self.start_helpers().ok(); // without helpers, the I/O fails with EAGAIN
         }
         match (checked, &self.helpers) {
             (Ok(()), Some(helpers)) => {
@@ -259,7 +259,7 @@ impl OpenFiles {
         let is_write = io.op == IoOp::Write;
         let files = &self.appended.files;
         let first = files.partition_point(|file| file.end_bytes() <= start);
-        // Bytes of the buffer that are done; a read fills those between files with zeroes.
+        // The end of the bytes of the buffer that are done; a read fills those between files with zeroes.
         let mut done = 0;
         for (index, file) in (first..).zip(&files[first..]) {
             if file.offset_bytes >= end {
@@ -289,8 +289,8 @@ impl OpenFiles {
         Ok(())
     }
 
-    /// The file at this index, open; opens it again if its name was removed. With `may_create`, creates a file that
-    /// does not exist.
+    /// The open file at this index. Opens it again if its name was removed. With `may_create`, if the medium is
+    /// writable, creates a file that does not exist.
     fn file(&self, index: usize, may_create: bool) -> std::io::Result<Arc<File>> {
         let known = self.recent.lock().iter().find(|(known, _)| *known == index).cloned();
         if let Some((_, file)) = known

@@ -24,7 +24,7 @@ impl Blocking {
         Ok(Blocking(calls))
     }
 
-    /// Sets how long a call may last.
+    /// Sets how long later calls may last.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.0.set_deadline(deadline);
     }
@@ -85,7 +85,7 @@ impl Blocking {
     /// Makes all completed writes durable.
     ///
     /// # Errors
-    /// As [`Blocking::read`].
+    /// As [`Calls::flush`].
     pub fn flush(&mut self) -> Result<()> {
         self.0.flush(0)
     }

@@ -1,10 +1,11 @@
 //! Injected faults, for the tests of the command line and of the C and Python bindings. They exist only in builds with
 //! debug assertions.
 //!
-//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` injects a fault into every device that [`open`](super::open) opens. The
-//! fault begins at the N-th I/O of each queue pair, counted from 0, if a thread submits it whose name begins with
-//! THREAD (any thread, if THREAD is empty). FAULT is `panics` (`poll` panics), `hangs` (no further I/O completes),
-//! `blocks` (`poll` does not return), or `fails` (further I/Os end with EIO).
+//! `DLFS_TEST_ENGINE=FAULT:N:THREAD` injects a fault into every device that [`open`](super::open) or
+//! [`open_all`](super::open_all) opens. Of each queue pair the first N I/Os are taken without a fault. The fault begins
+//! with the first later I/O that is submitted by a thread whose name begins with THREAD (any thread, if THREAD is
+//! empty). From then on, FAULT `panics` makes `poll` panic, with `hangs` no I/O completes, with `blocks` `poll` does
+//! not return, and with `fails` all completions are EIO.
 //!
 //! An environment variable selects the fault, because the tests must run a front end as it is built, in the
 //! same process and with any address. An address scheme would become part of every build's address grammar. A
@@ -28,7 +29,7 @@ pub(super) fn with_test_fault(device: Arc<dyn Device>) -> Arc<dyn Device> {
     }
 }
 
-/// Wraps `device` in the fault that `spec`, `FAULT:N:THREAD`, describes.
+/// Wraps `device` in the fault that `spec`, `FAULT:N:THREAD`, describes. Panics if `spec` has another form.
 pub(super) fn broken(device: Arc<dyn Device>, spec: &str) -> Arc<dyn Device> {
     let words: Vec<&str> = spec.splitn(3, ':').collect();
     let [fault, num_good, thread] = words[..] else { panic!("not FAULT:N:THREAD: {spec}") };
@@ -56,7 +57,7 @@ struct FaultyDevice {
     fault: Fault,
     /// The number of I/Os of each queue pair before the fault.
     num_good: usize,
-    /// The beginning of the names of threads that see the fault.
+    /// The beginning of the names of threads whose submissions begin the fault.
     thread: Arc<str>,
 }
 

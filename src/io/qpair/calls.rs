@@ -1,7 +1,7 @@
-//! Calls: reads and writes of any length, split into I/Os, several at a time on several queue pairs.
+//! Calls: reads and writes of any length, split into I/Os, and flushes; several at a time on several queue pairs.
 //!
 //! A caller begins a call, advances all calls by [`Calls::turn`], and takes the call's whole buffer when it has ended.
-//! [`super::blocking`] waits for each call at once; an import keeps several calls outstanding while it reads its
+//! [`super::blocking`] runs one call at a time to its end; an import keeps several calls outstanding while it reads its
 //! source.
 
 use std::collections::VecDeque;
@@ -191,7 +191,7 @@ impl Calls {
         self.begin(pair, IoOp::Flush, 0, IoBuf::empty())
     }
 
-    /// Queues the transfer of `buf` from or to the blocks from `slba` on; the next [`Calls::turn`] submits it.
+    /// Queues the transfer of `buf` from or to the blocks from `slba` on; `advance` submits it.
     fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
         self.last_number = self.last_number.wrapping_add(1);
         let ios = self.cut(pair, op, slba, buf);
@@ -331,7 +331,8 @@ impl Calls {
         Err(cannot_transfer(namespace, &format!("{verb} whole blocks as"), offset_bytes, buf.len()))
     }
 
-    /// Records that an I/O has ended, and queues it again if it may be reread.
+    /// Queues an I/O again if it may be reread; otherwise records its end. A failure takes back the call's other I/Os
+    /// that were not submitted.
     fn handle_completion(&mut self, completion: Completion) {
         let number = (completion.tag >> 32) as u32;
         let Some(at) = self.calls.iter().position(|call| call.number == number) else {
@@ -384,8 +385,8 @@ impl Calls {
 }
 
 impl Call {
-    /// Returns whether to read the piece again: it was damaged in transfer or is incomplete, and the call has
-    /// rereads left.
+    /// Returns whether to read the piece again: it was damaged in transfer or is incomplete, no other piece has failed,
+    /// and the call has rereads left.
     fn may_reread(&self, completion: &Completion) -> bool {
         let damaged = matches!(completion.result, Err(IoError::DataDigest | IoError::Short { .. }));
         damaged && self.op == IoOp::Read && self.rereads > 0 && self.failed.is_none()
@@ -417,7 +418,7 @@ fn join(pieces: Vec<Option<IoBuf>>) -> IoBuf {
 /// The longest single wait.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The most rereads of one call after damage in transfer.
+/// The most rereads of one call.
 const MAX_REREADS: u8 = 2;
 
 #[cfg(test)]

@@ -164,7 +164,8 @@ pub(crate) fn online() -> Vec<usize> {
     parse_list(list.trim_end()).unwrap_or_else(|| allowed().unwrap_or_default())
 }
 
-/// Parses a list of numbers and ranges; sorts it and removes duplicates.
+/// Parses a list of numbers and ranges; sorts it and removes duplicates. `None`: it is malformed, or has a number of
+/// `CpuSet::MAX_CPU` or more.
 fn parse_list(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in list.split(',') {
@@ -181,6 +182,7 @@ fn parse_list(list: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
+/// The folder in which the kernel describes the NUMA nodes; a kernel without NUMA has none.
 const NODES: &str = "/sys/devices/system/node";
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl IoError {
     }
 
     /// Returns whether other blocks of the namespace can probably still be read: the failure is a medium error, or the
-    /// bytes arrived damaged. Otherwise the whole namespace is out of reach, or the request was wrong.
+    /// bytes arrived damaged or incomplete.
     pub(crate) fn affects_only_blocks(&self) -> bool {
         match self {
             IoError::Short { .. } | IoError::DataDigest => true,

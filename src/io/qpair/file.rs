@@ -5,9 +5,9 @@
 //! without it, for the few I/Os whose memory or offset is not aligned for O_DIRECT (`transfer.rs`).
 //!
 //! A writer holds an exclusive `flock` on the file or block device, so a second writer is refused. If the file
-//! system has no locks, like some shared file systems, a lease in the image excludes other writers, as on
-//! remote namespaces. Readers hold no lock, because generations (see `format`) protect them. A read past the
-//! current end of the file is an error; it never returns zeroes.
+//! system has no locks, like some shared file systems, writers are refused, unless the caller has a lease in the image
+//! that excludes others, as on remote namespaces ([`FileOptions::or_lease`]). Readers hold no lock, because generations
+//! (see `format`) protect them. A read past the current end of the file is an error; it never returns zeroes.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -131,8 +131,9 @@ impl FileNamespace {
         Ok(FileNamespace { files: Arc::new(files), namespace, uses_uring, is_locked })
     }
 
-    /// Frees the blocks of a file in `range` (NVMe's Deallocate). They then read as zeroes, and the length of
-    /// the file stays. A range past the end changes nothing, so it tests whether the file system supports this.
+    /// Frees the blocks of a file in `range` (NVMe's Deallocate), which is in bytes and not empty. They then read as
+    /// zeroes, and the length of the file stays. A range past the end changes nothing, so it tests whether the file
+    /// system supports this.
     ///
     /// # Errors
     /// `Unsupported`: a block device, or the file system cannot. Errors of the operating system.
@@ -359,8 +360,8 @@ fn len_of(file: &File) -> std::io::Result<u64> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
 }
 
-/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. False if the
-/// file system cannot tell.
+/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. True for all bytes of the
+/// file if the file system does not report holes; false on errors.
 fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
     let start = round_up(range.start, block_len).unwrap_or(u64::MAX);
     let end = range.end - range.end % block_len;

@@ -123,7 +123,10 @@ trait Memory: Send {
     /// Reads bytes from this offset on.
     fn read(&self, offset: usize, bytes: &mut [u8]);
 
-    /// Writes bytes from this offset on; refused if the memory is read-only.
+    /// Writes bytes from this offset on.
+    ///
+    /// # Errors
+    /// The memory is another process's, some of its blocks are frozen or lent, or there is too little memory.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), IoError>;
 
     /// Prefetches the start of these `len` bytes into the processor's cache.

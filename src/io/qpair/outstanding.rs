@@ -11,7 +11,7 @@ use dlfs_base::buf::IoBuf;
 /// The I/Os of one handle that were taken and whose completions were not returned yet.
 #[derive(Default)]
 pub(super) struct Outstanding {
-    /// The tags of I/Os that the shared queue has, in the order of submission. Most complete in this order.
+    /// The tags of I/Os that the shared queue has, roughly in the order of submission, in which most complete.
     tags: VecDeque<u64>,
     /// The completions of I/Os that this process cannot continue.
     lost: VecDeque<Completion>,
@@ -64,7 +64,7 @@ impl Outstanding {
         count
     }
 
-    /// Removes the I/Os of these completions of the shared queue, which the caller returns.
+    /// Removes the I/Os of `done`: completions of the shared queue that the caller now returns.
     pub(super) fn forget(&mut self, done: &[Completion]) {
         for completion in done {
             if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {

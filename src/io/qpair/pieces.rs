@@ -16,7 +16,7 @@ pub struct Pieces<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceId(pub u64);
 
-/// A part of a split I/O.
+/// A piece of a split I/O: a range of its bytes.
 #[derive(Debug)]
 pub struct Piece<T> {
     /// Offset of its first byte in the namespace.
@@ -47,7 +47,7 @@ pub struct Cutting {
     key: usize,
     /// The offset of `rest` in the namespace, in bytes.
     start: u64,
-    /// The part of the buffer that is not cut yet.
+    /// The end of the buffer, which is not cut yet.
     rest: IoBuf,
 }
 
@@ -58,7 +58,8 @@ impl<T> Pieces<T> {
         Pieces { ios: Slab::new() }
     }
 
-    /// Begins an I/O whose first byte is at offset `start`; [`Pieces::cut`] must follow `num` times.
+    /// Begins an I/O whose first byte is at offset `start`, in bytes. [`Pieces::cut`] must follow `num` times, at least
+    /// once.
     pub fn begin(&mut self, io: Io, start: u64, num: usize) -> Cutting {
         let Io { tag, buf, .. } = io;
         let split = SplitIo { tag, pieces: Vec::with_capacity(num), missing: num, failed: None };

@@ -2,9 +2,9 @@
 //!
 //! A poller owns a [`Readiness`] and gives each of its queue pairs a [`Registry`]
 //! ([`QueuePair::register`](super::QueuePair::register)). The queue pair wraps each of its descriptors in
-//! [`Watched`] and registers it there. [`Readiness::look`] returns the queue pairs to poll, and
+//! [`Watched`] and registers it there. [`Readiness::look`] finds the queue pairs to poll, and
 //! `Watched::take_ready` says whether a system call on a descriptor is worth its cost. A queue pair that
-//! has work without a ready descriptor is *marked* ([`Registry::mark`]); the same look returns it.
+//! has work without a ready descriptor is *marked* ([`Registry::mark`]); a look finds it, too.
 //!
 //! Asking the kernel costs about as much as an empty `readv`. So while at most `FEW` descriptors are read by system
 //! calls, [`Readiness::look`] does not ask. It treats a descriptor as ready if its owner expects data from it, and the
@@ -152,7 +152,7 @@ impl Readiness {
         self.ask_kernel(found);
     }
 
-    /// Marks the ready descriptors, and passes their queue pairs to `found`.
+    /// Sets the flags of ready descriptors, and passes their queue pairs to `found`.
     fn ask_kernel(&self, mut found: impl FnMut(usize)) {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
         let no_wait = Timespec::default();
@@ -172,8 +172,8 @@ impl Readiness {
         }
     }
 
-    /// Sleeps until a descriptor is ready, a queue pair is marked or a [`Waker`] calls, for at most `limit`.
-    /// [`Readiness::look`] then returns the queue pairs.
+    /// Sleeps until a descriptor is ready, a queue pair is marked or a [`Waker`] calls, for at most `limit`; may return
+    /// early. A look then finds the queue pairs.
     pub fn sleep(&self, limit: Duration) {
         let Some(_asleep) = self.fall_asleep() else { return };
         let unwatched = self.set.num_unwatched.load(Ordering::Relaxed) > 0;

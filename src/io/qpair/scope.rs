@@ -32,7 +32,7 @@ pub struct PairScope {
 /// The type of a shared value, and the address of its owner.
 type ScopeKey = (TypeId, usize);
 
-/// The place of one shared value.
+/// One shared value, or the error of its last opening.
 #[derive(Default)]
 struct ScopeSlot {
     /// Locked while the value is opened, so that other callers wait for the result.

@@ -10,8 +10,8 @@
 //! lock.
 //!
 //! A child process continues with the shared queue pair if no thread of the parent was using it at the fork.
-//! Otherwise its state is unknown and its lock held for ever: then the inherited handles fail their I/Os in
-//! the child, and the device opens another queue pair there.
+//! Otherwise the queue pair's state is unknown, and its lock held for ever: then the inherited handles fail their I/Os
+//! in the child, and the device opens another queue pair there.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -67,11 +67,13 @@ struct HandleState {
     arrived: VecDeque<Completion>,
     /// Set if the shared queue had no room for its last submission: a completion makes room.
     was_refused: bool,
-    /// Marks this handle for its poller.
+    /// Marks this handle for its poller; `None` before the handle is registered.
     registry: Option<Registry>,
 }
 
+/// The origin of an I/O that the shared queue pair has taken.
 struct Owner {
+    /// The number of the handle.
     handle: u64,
     /// The I/O's tag in the handle.
     tag: u64,
@@ -162,7 +164,7 @@ impl SharedPair {
     fn turn(&mut self, poller: u64, now: Instant) {
         self.notice_fork();
         self.readiness.get_up_for_a_turn();
-        self.readiness.look(|_| {}); // marks descriptors as ready; the pair is polled anyway
+        self.readiness.look(|_| {}); // sets the flags of ready descriptors; the pair is polled anyway
         self.pair.poll(now, usize::MAX, &mut self.scratch);
         let has_room = !self.scratch.is_empty();
         self.num_ended += self.scratch.len() as u64;
@@ -209,7 +211,9 @@ impl HandleState {
 /// One thread's handle of the shared queue pair.
 struct SharedHandle {
     queue: Arc<SharedQueue>,
+    /// The handle's number in [`SharedPair::handles`].
     number: u64,
+    /// The namespace as of the last poll.
     namespace: Namespace,
     outstanding: Outstanding,
     /// The value of `SharedPair::num_ended` when the handle found no room.
@@ -287,7 +291,7 @@ impl QueuePair for SharedHandle {
         };
         let number = self.number;
         if let Some(fence) = &self.fence {
-            pair.use_fence(fence); // for this submission
+            pair.use_fence(fence); // another handle may have set its own
         }
         let most = usize::from(self.namespace.queue_depth);
         let taken = self.outstanding.take(pending, most, |pending| {

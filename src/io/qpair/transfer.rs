@@ -55,9 +55,9 @@ impl Files {
         namespace.num_blocks = self.num_blocks.load(Ordering::Relaxed);
     }
 
-    /// The descriptors that a ring may register: the one without O_DIRECT, then the one with it, if there is one. None
-    /// for a writer: the kernel releases the descriptors of a closed ring some time later, and with them the writer's
-    /// lock.
+    /// The descriptors that a ring may register: the one without O_DIRECT, then the one with it, if there is one. A
+    /// writer registers none: the kernel releases the descriptors of a closed ring some time later, and with them the
+    /// writer's lock.
     pub(super) fn to_register(&self, namespace: &Namespace) -> Vec<RawFd> {
         if !namespace.read_only {
             return Vec::new();
@@ -91,6 +91,9 @@ pub(super) struct DirectFile {
 
 impl DirectFile {
     /// Wraps `file`, with the alignment that the kernel reports.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the file has no direct I/O. Errors of `statx`.
     pub(super) fn new(file: File) -> std::io::Result<DirectFile> {
         let dio_align = StatxFlags::from_bits_retain(STATX_DIOALIGN);
         let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, dio_align)?;
@@ -115,7 +118,7 @@ pub(super) struct Transfer {
     start: u64,
     /// Set once O_DIRECT refused the I/O: it continues through the page cache.
     buffered_only: bool,
-    /// System calls that were interrupted.
+    /// System calls that were interrupted or answered EAGAIN.
     retries: u8,
 }
 
@@ -198,7 +201,7 @@ fn os_error(errno: Errno) -> IoError {
 /// The queue depth of a queue pair.
 pub(super) const QUEUE_DEPTH: u16 = 128;
 
-/// The most interrupted system calls of one I/O before it fails.
+/// The most calls of one I/O that are interrupted or answer EAGAIN before it fails.
 const MAX_RETRIES: u8 = 100;
 
 /// `STATX_DIOALIGN`, which rustix does not name yet.

@@ -8,8 +8,8 @@
 //! Buffers of the pool that the queue pair knows are registered with the ring when they are first used
 //! ([`Pinned`]): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
 //! from the page cache then take less processor time than `pread`; without registration they take slightly
-//! more. One turn starts a burst that fits in the second-level cache, so that bytes from the page cache are
-//! used while they are in the processor's cache.
+//! more. A poll starts one burst that fits in the second-level cache, so that bytes from the page cache are
+//! used while they are in the processor's cache. It starts another only if none has completed.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;
@@ -118,7 +118,7 @@ impl QueuePair for UringPair {
 }
 
 impl UringPair {
-    /// Queues the I/Os that one turn starts.
+    /// Queues the I/Os of one burst.
     fn start_burst(&mut self) {
         let mut bytes = 0;
         while bytes < BURST_BYTES
@@ -140,6 +140,7 @@ struct Ring {
     files: Arc<Files>,
     /// True if entries name descriptors by their index in [`Files::to_register`].
     registered: bool,
+    /// The registered pool; `None`: no pool was announced, or the kernel registers none.
     pinned: Option<Pinned>,
     /// The user's address of the namespace.
     address: String,
@@ -400,7 +401,7 @@ impl Pinned {
     }
 }
 
-/// The most bytes that one turn starts: with their page cache pages, half of a small second-level cache.
+/// The number of bytes with which a burst ends: with their page cache pages, half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
 
 /// The longest wait for outstanding I/Os when a queue pair is dropped: longer than a disk takes to spin up.

@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use dlfs_base::sync::{AtomicBool, Mutex, Ordering, fence};
 
-/// The flags of one poller. It holds no descriptor: its caller must ring (write to an eventfd) if a method
-/// returns `true`.
+/// The flags of one poller. They hold no descriptor: the caller of `wake` or `mark` must ring (write to an eventfd) if
+/// the method returns `true`.
 #[derive(Default)]
 pub(super) struct Wake {
+    /// Set while the poller sleeps or falls asleep.
     asleep: AtomicBool,
+    /// Set by `wake`, until the poller takes it.
     woken: AtomicBool,
     /// Set while `marked` may have entries; read without its lock.
     has_marks: AtomicBool,

@@ -1,8 +1,8 @@
 //! Threads that make the blocking calls of one queue pair, so that a slow file system blocks no poller.
 //!
-//! One thread suffices for a fast file system, and keeps the order of the I/Os. Another thread is added
-//! whenever an I/O has waited for a while and no thread is free: a parallel file system is faster with more
-//! requests. The threads end with their queue pair, each after its current call.
+//! One thread suffices for a fast file system, and keeps the order of the I/Os. While I/Os wait and no thread is free,
+//! another thread is added whenever none has taken an I/O for `ADD_THREAD_AFTER`, up to a limit: a parallel file system
+//! is faster with more requests. The threads end with their queue pair, each after its current call.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -113,7 +113,7 @@ impl Helpers {
         }
     }
 
-    /// Takes at most `max` completions, and adds a thread if I/Os have waited too long.
+    /// Takes at most `max` completions, and adds a thread if [`Helpers::next_thread_at`] has passed.
     pub(in crate::qpair) fn poll(
         &mut self,
         now: Instant,
@@ -182,7 +182,7 @@ impl HelpersShared {
         let mut is_busy = false;
         while let Some(mut io) = self.next(is_busy) {
             is_busy = true;
-            // Without this, a panic would lose the read and the thread.
+            // Without this, a panic would lose the I/O and the thread.
             let result = caught("the thread dlfs-folder", || (self.call)(&mut io))
                 .unwrap_or_else(|error| Err(IoError::Panicked(error.to_string())));
             let mut done = self.done.lock();
@@ -194,8 +194,8 @@ impl HelpersShared {
         }
     }
 
-    /// Takes the oldest waiting I/O. `was_busy`: the thread has just ended a call. `None`: the queue pair is
-    /// gone.
+    /// Takes the oldest waiting I/O, or waits for one. `was_busy`: the thread has just ended a call. `None`: the queue
+    /// pair is gone.
     fn next(&self, was_busy: bool) -> Option<Io> {
         let mut queue = self.queue.lock();
         queue.num_busy -= usize::from(was_busy);
@@ -286,7 +286,7 @@ pub(in crate::qpair) const MAX_THREADS: usize = 8;
 /// The longest wait for outstanding calls when a queue pair is dropped.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
-/// The wait of a read before another thread is added: longer than a read from memory takes.
+/// The time without progress after which another thread is added: longer than a read from memory takes.
 const ADD_THREAD_AFTER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

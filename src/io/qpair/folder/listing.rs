@@ -32,7 +32,7 @@ pub struct FolderFile {
 }
 
 impl FolderFile {
-    /// The modification time in ns since 1970; 0 before that.
+    /// The modification time in ns since 1970; for an earlier time the fraction of its second alone, for an object 0.
     pub fn modified_ns(&self) -> u64 {
         let seconds = u64::try_from(self.stamp.modified_s).unwrap_or(0);
         seconds.saturating_mul(1_000_000_000).saturating_add(self.stamp.modified_ns.unsigned_abs())
@@ -77,9 +77,9 @@ pub(super) struct Listing {
     pub(super) files: Vec<FolderFile>,
     /// The names of the class folders, in order.
     pub(super) classes: Vec<Vec<u8>>,
-    /// The end of the last file, which is the length of the namespace.
+    /// The length of the namespace: the end of the last file, rounded up to whole cells.
     pub(super) len_bytes: u64,
-    /// A hash of names, lengths, inodes and times; a different listing has a different hash.
+    /// A hash of names, lengths, inodes (of objects their stamps) and times; another listing has another hash.
     pub(super) identity: [u8; 16],
 }
 
@@ -229,10 +229,10 @@ struct FoundFile {
 }
 
 impl Found {
-    /// Adds an object, unless its key does not begin with `prefix`.
+    /// Adds an object, unless its key does not begin with `prefix` or has nothing behind it.
     fn add_object(&mut self, prefix: &str, object: &Object) -> Result<()> {
         let Some(beneath) = object.key.strip_prefix(prefix).filter(|name| !name.is_empty()) else {
-            return Ok(()); // a web server may list more
+            return Ok(()); // a web server may list such objects
         };
         if object.len_bytes > u64::from(u32::MAX) {
             let text = "an object of 4 GiB or more is too long for a sample";

@@ -3,10 +3,10 @@
 //! The offsets of files follow from the sorted listing ([`FolderFile`]); the gaps between files read as zeroes.
 //! Directories, tiers and targets use a folder like any other namespace.
 //!
-//! A file is opened when a read needs it and closed after its last byte was read. Only files that are read in
-//! pieces stay open, a few at a time. Opening, `pread` and closing may block for long on a parallel file
-//! system, so threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a
-//! file that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
+//! A file is opened when a read needs it, unless the caller has lent an open one, and closed after its last byte was
+//! read. Only files that are read in pieces stay open, a few at a time. Opening, `pread` and closing may block for long
+//! on a parallel file system, so threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A
+//! read of a file that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
 //! Objects under a prefix of a store form a folder, too (`Store`). The same threads wait for the store, and one I/O
 //! requests all its byte ranges at once.
@@ -49,12 +49,12 @@ pub struct FolderNamespace {
     _metered: Registration,
 }
 
-/// Counts of the system calls so far, of all queue pairs.
+/// Counts of files opened and read so far, by all queue pairs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderStats<N = u64> {
     /// Files opened.
     pub opens: N,
-    /// `pread` calls, and reads of objects.
+    /// Reads of files and of objects.
     pub reads: N,
     /// Bytes that these reads returned.
     pub bytes: N,
@@ -75,7 +75,7 @@ struct Folder {
 type LentFiles = VecDeque<(usize, Arc<dyn LentFile>)>;
 
 impl FolderNamespace {
-    /// Lists the folder `path` and its subfolders. Costs one `stat` for each file.
+    /// Lists the folder `path` and its subfolders. Costs one `stat` for each entry, besides reading the folders.
     ///
     /// # Errors
     /// `NotFound`: the folder does not exist, or has no sample. `Refused`: a folder cannot be read, or a link
@@ -144,7 +144,7 @@ impl FolderNamespace {
         &self.folder.listing.classes
     }
 
-    /// The index of the file whose first byte is at this offset.
+    /// The index of the file whose first byte is at this offset; `None`: no file begins there.
     pub fn index_at(&self, offset_bytes: u64) -> Option<usize> {
         let files = &self.folder.listing.files;
         let first = files.partition_point(|file| file.offset_bytes < offset_bytes);
@@ -169,8 +169,8 @@ impl FolderNamespace {
     }
 
     /// Takes a file that the caller has open and lends, so that reads need not open it again: opening is expensive on
-    /// a parallel file system. Keeps the last `MAX_LENT` files, each until a read of it fails, or finds that it no
-    /// longer matches the listing.
+    /// a parallel file system. Keeps the last `MAX_LENT` files, each until [`FolderNamespace::take_back`], or until a
+    /// read of the file fails or finds that the file no longer matches the listing.
     pub fn lend(&self, index: usize, file: Arc<dyn LentFile>) {
         let mut lent = self.folder.lent.get_or_init(Mutex::default).lock();
         lent.retain(|(other, _)| *other != index);
@@ -185,7 +185,7 @@ impl FolderNamespace {
         self.folder.drop_lent(index);
     }
 
-    /// Counts of the system calls so far.
+    /// Counts of files opened and read so far.
     pub fn stats(&self) -> FolderStats {
         self.folder.counters.read()
     }
@@ -278,7 +278,7 @@ impl FolderReader {
             None => VecDeque::new(),
         };
         let first = files.partition_point(|file| file.offset_bytes + file.len_bytes <= start);
-        // Bytes of the buffer that are done; those between files become zeroes.
+        // The end of the bytes of the buffer that are done; those between files become zeroes.
         let mut done = 0;
         for (index, file) in (first..).zip(&files[first..]) {
             if file.offset_bytes >= end {
@@ -353,7 +353,7 @@ impl FolderReader {
         Ok(())
     }
 
-    /// The file at this index, which stays open if it was kept open, or is opened now.
+    /// The file at this index: the one that was kept open, or else one that is opened now.
     fn file(&self, index: usize) -> Result<Arc<File>, IoError> {
         if let Some((_, file)) = self.open.lock().iter().find(|(open, _)| *open == index) {
             return Ok(Arc::clone(file));
@@ -383,7 +383,7 @@ impl FolderReader {
     }
 }
 
-/// Opens a file. If a FIFO has replaced the file, this does not block, and the stamp differs.
+/// Opens a file. Does not block if a FIFO has replaced the file, whose stamp then differs.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -454,7 +454,7 @@ fn store_error(error: &Error, name: &Path) -> IoError {
 const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// Longer than for files: a request to a store takes long, whatever its length.
+/// The transfer limit of objects, higher than that of files: a request to a store takes long, whatever its length.
 const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
 
 /// The most threads of a queue pair on a store, each of which waits for one I/O.

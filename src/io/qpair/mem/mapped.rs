@@ -1,6 +1,6 @@
 //! A namespace in memory that other processes map.
 //!
-//! It has no stripes, because their locks would not exclude other processes. The caller must discard a read that
+//! The memory has no stripes, because their locks would not exclude other processes. The caller must discard a read that
 //! overlaps a write. Only blocks that the writer has frozen can be borrowed.
 
 use std::ops::Range;
@@ -61,18 +61,18 @@ impl SharedMemory {
         Ok(SharedMemory { bytes, namespace })
     }
 
-    /// Allows borrowing of the blocks in `range`, which must not be written from now on.
+    /// Allows borrowing of the blocks in `range`, in bytes; writes to them fail until [`SharedMemory::thaw`].
     pub fn freeze(&self, range: Range<u64>) {
         self.bytes.freeze(range.start as usize, (range.end - range.start) as usize);
     }
 
-    /// Ends the borrowing of the blocks in `range`. `true`: none of them is still borrowed, so they may be
+    /// Ends the borrowing of the blocks in `range`, in bytes. `true`: none of them is still borrowed, so they may be
     /// written and deallocated. Otherwise call it again later.
     pub fn thaw(&self, range: Range<u64>) -> bool {
         self.bytes.thaw(range.start as usize, (range.end - range.start) as usize)
     }
 
-    /// Frees the memory of the blocks in `range`; they then read as zeroes.
+    /// Frees the memory of the blocks in `range`, in bytes; they then read as zeroes.
     ///
     /// # Errors
     /// Errors of the operating system; `EBUSY`: some are frozen, or still borrowed.

@@ -12,7 +12,8 @@ use dlfs_nvme::auth::Randomness;
 use dlfs_nvme::nvme::Nqn;
 
 impl HostIdentity {
-    /// The identity from the options, else from nvme-cli's files, else derived from the machine's identity.
+    /// The NQN from the options, else from nvme-cli's file, else derived from the machine's identity. The identifier from
+    /// the options, else from nvme-cli's file if the NQN comes from there, too, else derived from the NQN.
     pub(in crate::qpair) fn new(options: &ConnectOptions) -> HostIdentity {
         let id_file = || parse_uuid(&fs::read_to_string("/etc/nvme/hostid").ok()?);
         let (nqn, configured_id) = match &options.hostnqn {
@@ -27,8 +28,8 @@ impl HostIdentity {
     }
 }
 
-/// The NQN and the identifier that this host presents: from `options`, else from `/etc/nvme`, else derived from
-/// this machine's identity.
+/// The NQN and the identifier that this host presents with `options`: see [`ConnectOptions::hostnqn`] and
+/// [`ConnectOptions::hostid`].
 pub fn host_identity(options: &ConnectOptions) -> (Nqn, [u8; 16]) {
     let HostIdentity { nqn, id, .. } = HostIdentity::new(options);
     (nqn, id)
@@ -39,7 +40,7 @@ pub fn hostnqn(options: &ConnectOptions) -> Nqn {
     HostIdentity::new(options).nqn
 }
 
-/// The secrets of the host, if the options have one.
+/// The secrets with which the host authenticates; `None`: the options have no secret of the host.
 fn credentials(options: &ConnectOptions) -> Option<Credentials> {
     let secret = options.dhchap_secret.clone()?;
     let ctrl_secret = options.dhchap_ctrl_secret.clone();
@@ -53,7 +54,7 @@ fn randomness() -> Result<Randomness> {
     Ok(Randomness::from_bytes(bytes))
 }
 
-/// The host NQN of nvme-cli.
+/// The host NQN in nvme-cli's file; `None`: there is no valid one.
 fn nqn_file() -> Option<Nqn> {
     Nqn::new(fs::read_to_string("/etc/nvme/hostnqn").ok()?.trim()).ok()
 }
@@ -76,7 +77,7 @@ pub fn machine_uuid() -> [u8; 16] {
     uuid
 }
 
-/// Parses 32 hexadecimal digits, with hyphens anywhere.
+/// Parses 32 hexadecimal digits, with hyphens anywhere; `None`: `text` is something else.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u32> =
         text.trim().chars().filter(|c| *c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>()?;

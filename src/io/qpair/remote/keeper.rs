@@ -91,7 +91,8 @@ impl<T: Transport> Keeper<T> {
         !self.is_dead.load(Ordering::Acquire)
     }
 
-    /// Connects `remote`, and serves it as long as another owner holds it.
+    /// Hands `remote` to the thread, which connects it and serves it as long as another owner holds it. If the thread has
+    /// died, gives the remote up.
     pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
         let mut inbox = self.inbox.lock();
         if self.is_alive() {
@@ -130,7 +131,7 @@ impl<T: Transport> Keeper<T> {
         }
     }
 
-    /// Sleeps until a controller has sent something, a timeout expires, or a thread wakes it.
+    /// Sleeps until the descriptor of an admin queue is ready, a timeout expires, or another thread wakes this one.
     fn sleep(&self, remotes: &[KeptRemote<T>]) {
         let now = Instant::now();
         let until = remotes.iter().filter_map(KeptRemote::poll_timeout).min();
@@ -142,7 +143,7 @@ impl<T: Transport> Keeper<T> {
         fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
         let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.event, &mut count); // fails if no thread has woken it
+        let _ = rustix::io::read(&self.event, &mut count); // fails if no thread has called `wake`
     }
 }
 

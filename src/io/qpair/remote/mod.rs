@@ -1,8 +1,8 @@
 //! The remote namespaces of one controller, over any transport: their paths and their current session.
 //!
 //! A *session* is one association with a controller. The keeper thread connects it, keeps it alive and
-//! replaces it when it is lost. Queue pairs join the session, and issue their reads again in the next one. Over TCP,
-//! with several paths, two sessions are live at a time, on two paths: see `session/lifecycle.rs`.
+//! replaces it when it is lost. Queue pairs join the session, and issue their reads again in the next one. Over TCP, if
+//! the user names several paths, two sessions are live at a time, on two paths: see `session/lifecycle.rs`.
 //! [`super::session`] decides what to do and when, without a socket, a thread or a clock; this module
 //! provides them. A [`Transport`] defines how to reach a controller.
 //!
@@ -259,8 +259,8 @@ impl<T: Transport> Remote<T> {
         })
     }
 
-    /// The capabilities of a namespace, with the number of I/O queues that the live session grants, or that a
-    /// session will ask for.
+    /// The capabilities of a namespace. Its number of queue pairs is what the live session grants; without one, or in a
+    /// child process, what a session will ask for.
     pub(in crate::qpair) fn capabilities(&self, checks_writes: bool) -> Capabilities {
         // In a child process the lock is the parent's.
         let max_queue_pairs = match self.is_ours().then(|| self.phase()) {

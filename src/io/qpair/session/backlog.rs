@@ -75,12 +75,12 @@ pub struct Answer {
 /// While the connection is down, I/Os are taken and wait. Reads that were on the lost connection are issued
 /// again. Writes and flushes are not, because the target may still apply them: they complete with
 /// `Disconnected`, and the caller must read back to know. A connection on a path that became inaccessible is not lost:
-/// see `durability.rs`.
+/// see `underway.rs`.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     /// I/Os that wait to be issued, in order.
     pub(crate) waiting: VecDeque<Attempt>,
-    /// I/Os that the target asked to retry, with the time to do so.
+    /// I/Os that ended with a status that allows a retry, each with the time of the retry.
     delayed: VecDeque<(Instant, Attempt)>,
     /// For each piece, the piece that it was cut from; `None` if it was cut from an I/O of a member.
     cuts: Pieces<Option<PieceId>>,
@@ -88,7 +88,8 @@ pub(crate) struct Backlog {
     pub(crate) finished: VecDeque<Answer>,
     /// The number of I/Os that were taken and whose completions were not returned yet.
     pub(crate) owed: usize,
-    /// The time since which no I/O and no connection has succeeded.
+    /// The time since which nothing has succeeded: no I/O, and while none was owed, no connection. `None`: something has
+    /// succeeded since the last loss.
     pub(crate) down_since: Option<Instant>,
     /// The last failure.
     pub(crate) last_failure: Option<Failure>,
@@ -146,7 +147,8 @@ impl Backlog {
         count
     }
 
-    /// The next I/O to issue in `session`. An I/O that exceeds the session's transfer limit is split first.
+    /// The next I/O to issue in `session`; `None`: none waits. An I/O that exceeds the session's transfer limit is split
+    /// first. Ends writes whose fence is closed, and a flush if completed writes were lost before it.
     pub(crate) fn next_to_issue<P: Clone + fmt::Display, J>(
         &mut self,
         shared: &Shared<P, J>,
@@ -244,7 +246,7 @@ impl Backlog {
         }
     }
 
-    /// Fails the waiting I/Os of `member`.
+    /// Fails the I/Os of `member` that are in the backlog.
     pub(crate) fn fail_those_of(&mut self, member: usize, reason: &str) {
         let is_of = |attempt: &Attempt| attempt.member == member;
         let (ended, waiting): (VecDeque<Attempt>, VecDeque<Attempt>) =
@@ -350,7 +352,7 @@ impl Backlog {
         }
     }
 
-    /// Fails the waiting I/Os if nothing has succeeded for `limit`, the time after which a controller is given
+    /// Fails all I/Os in the backlog if nothing has succeeded for `limit`, the time after which a controller is given
     /// up.
     pub(crate) fn give_up_in_time(&mut self, now: Instant, limit: Duration) {
         if self.down_since.is_some_and(|since| now.saturating_duration_since(since) >= limit) {
@@ -360,7 +362,7 @@ impl Backlog {
         }
     }
 
-    /// Fails all waiting I/Os.
+    /// Fails all I/Os in the backlog, those with a delay included.
     pub(crate) fn fail_all(&mut self, reason: &str) {
         let delayed = self.delayed.drain(..).map(|(_, attempt)| attempt);
         let all: Vec<Attempt> = self.waiting.drain(..).chain(delayed).collect();
@@ -411,5 +413,5 @@ const MAX_TRIES: u8 = 10;
 /// The most retries of a read that the controller asks for.
 const MAX_RETRIES_IN_PLACE: u8 = 3;
 
-/// The delay before a retry that the controller asks for.
+/// The delay before a retry after an error status.
 const RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -121,7 +121,8 @@ pub struct Channel<B> {
     authentication: Option<Box<Authentication>>,
 }
 
-/// The progress of connecting a queue; the stages follow each other in this order.
+/// The progress of connecting a queue. The stages follow each other in this order; `Securing` is left out without a PSK,
+/// and `Authenticating` if the controller does not require it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChannelStage {
     /// TCP is connecting, until this time at most.
@@ -497,12 +498,12 @@ struct Authentication {
 }
 
 impl Authentication {
-    /// Starts the authentication if the controller requires it: `wanted` has the bits [`CONNECT_ATR`] and
-    /// [`CONNECT_ASCR`] of the controller's answer to Connect.
+    /// Starts the authentication if the controller requires it; otherwise returns `None`. `wanted` has the bits
+    /// [`CONNECT_ATR`] and [`CONNECT_ASCR`] of the controller's answer to Connect.
     ///
     /// # Errors
-    /// The controller requires a secret or an option that this host lacks; or it must authenticate and does
-    /// not.
+    /// The controller requires a secret or an option that this host lacks. This host requires the controller to
+    /// authenticate, and the controller does not. There are no random numbers.
     fn begin(
         terms: &Terms,
         wanted: u32,

@@ -140,9 +140,10 @@ impl AsMut<[u8]> for Task {
     }
 }
 
-/// A step of the admin queue, each with a command. Until the goal is reached, they follow each other in this order;
-/// `Disable` and `AwaitDisabled` are skipped for a disabled controller, and the steps of a log are those of a discovery
-/// controller.
+/// A step of the admin queue, each with a command. Until the goal is reached, the steps follow each other in this order.
+/// Steps that are not needed are left out: disabling a controller that is disabled, features and namespaces of a
+/// discovery controller, logs of another one, events and ANA states that the controller does not report, and the list
+/// of namespaces if the goal names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     ReadCapabilities,
@@ -226,8 +227,8 @@ impl Controller {
         }
     }
 
-    /// Handles received bytes; `moved` is the result of transferring them. Afterwards there may be more to
-    /// send.
+    /// Handles received bytes, and sends the commands that are due; `moved` is the result of transferring bytes.
+    /// Afterwards there may be more to send.
     ///
     /// # Errors
     /// The controller is lost.
@@ -515,7 +516,7 @@ impl Controller {
     /// Records the ANA state of the namespaces.
     ///
     /// # Errors
-    /// They are inaccessible before the goal was reached.
+    /// A namespace is inaccessible before the goal was reached, unless the goal is Identify data.
     fn take_ana(&mut self, log: &[u8]) -> Result<(), Failure> {
         let nsids = self.identified.namespaces.iter().map(|namespace| namespace.nsid);
         let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
@@ -680,7 +681,7 @@ const EVENT_NOTICE: u32 = 2;
 const NOTICE_NAMESPACE: u32 = 0;
 /// A notice: an ANA state has changed.
 const NOTICE_ANA: u32 = 3;
-/// The shortest time between two event requests.
+/// The wait between the completion of an event request and the next request.
 const EVENT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Identify Controller, CMIC bit 3: the subsystem reports ANA.

@@ -50,7 +50,7 @@ impl Identification {
     /// more may follow.
     ///
     /// # Errors
-    /// The list is malformed, or longer than an image can use.
+    /// The list is malformed, empty, or longer than an image can use; or the controller refuses a later page.
     pub(super) fn take_page(&mut self, page: &[u8], status: Status) -> Result<bool, Failure> {
         if !status.is_success() {
             if let Some(last) = self.listed.last() {
@@ -121,7 +121,7 @@ impl Identification {
         !self.waiting.is_empty()
     }
 
-    /// The next namespace to identify.
+    /// The index of the next namespace to identify; `None`: none waits, or as many as allowed are under way.
     pub(super) fn next(&mut self) -> Option<usize> {
         if self.under_way >= MAX_UNDER_WAY {
             return None;

@@ -145,7 +145,7 @@ pub struct Lifecycle<P, J> {
     failovers: u64,
     /// The time at which the last main session was lost, or at which opening began.
     down_since: Instant,
-    /// The number of rounds that opening may still take, with the current one, if all failures may be transient.
+    /// The number of rounds that opening may still take, with the current one, if some failure may be transient.
     rounds_left: u32,
     /// The last failure of each portal.
     failures: Vec<Option<Failure>>,
@@ -170,7 +170,7 @@ struct SessionSlot<P, J> {
 /// Each slot goes from `Waiting` to `Connecting` and `Live`, and after a failure back to `Waiting`.
 #[derive(Debug)]
 enum SlotStage<P, J> {
-    /// All portals have been tried; the next round begins later.
+    /// There is no controller; the next attempt begins at this time.
     Waiting { until: Instant },
     /// A controller is being connected, until this time at most.
     Connecting { deadline: Instant },
@@ -531,7 +531,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.plan_retry(now, slot);
     }
 
-    /// Has the user told of a failure, as a warning if nothing else tells of it.
+    /// Logs a failure: as a warning if the user does not learn of it otherwise.
     fn report_failure(&mut self, failure: &Failure, portal: usize, opening: bool, was_live: bool) {
         // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
         // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
@@ -591,7 +591,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.actions.push_back(Action::Close { slot, failure });
     }
 
-    /// Replaces a main session that is being left in the other slot, once that is free.
+    /// Makes the other slot the main one if the main session is being left and the other slot is free: it then connects
+    /// at once.
     fn replace_leaving(&mut self, now: Instant) {
         let leaving = &self.slots[self.main];
         let portal = leaving.portal;
@@ -642,7 +643,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         is_over.then(|| self.final_failure(opening, limit))
     }
 
-    /// Begins another round of opening; returns whether there may be one. A damaged byte or a broken connection may be
+    /// Counts another round of opening; returns whether there may be one. A damaged byte or a broken connection may be
     /// transient; a refusal or a timeout is not. A target that is busy is tried again as long as there is time.
     fn next_round(&mut self) -> bool {
         if self.failures.iter().flatten().any(|failure| failure.kind == ErrorKind::Busy) {

@@ -12,7 +12,7 @@
 //! | file | state of | used by |
 //! |---|---|---|
 //! | [`connect`] | one connection, from TCP to commands | `controller`, `queue` |
-//! | [`controller`] | an admin queue | the keeper's thread |
+//! | [`controller`] | an admin queue | the keeper's thread, and queries (`qpair/tcp/queries.rs`) |
 //! | `identification`, `ana` | the namespaces that an admin queue identifies, and their ANA state | `controller` |
 //! | [`lifecycle`] | the sessions with a set of namespaces: paths, losses, resets | all threads, through `shared` |
 //! | `shared` | a lifecycle behind a lock | all threads |
@@ -59,14 +59,14 @@ use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::tcp::{Digests, ProtocolError};
 
-/// The identity of this host. One NQN always has the same identifier.
+/// The identity of this host. One NQN should always have the same identifier.
 #[derive(Debug, Clone)]
 pub struct HostIdentity {
     /// The host NQN.
     pub nqn: Nqn,
     /// The host identifier.
     pub id: [u8; 16],
-    /// The secrets with which the host authenticates, if a controller requires it; `None`: it cannot.
+    /// The secrets with which the host authenticates if a controller requires it; `None`: the host cannot.
     pub credentials: Option<Credentials>,
 }
 
@@ -113,9 +113,9 @@ pub enum AdminEvent {
 /// The facts that a controller reports about itself and its namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct Identified {
-    /// The number of I/O queues that the controller grants.
+    /// The number of I/O queues that the controller grants, at most those asked for.
     pub num_io_queues: u16,
-    /// The most entries of an I/O queue.
+    /// The most entries of an I/O queue that the controller supports.
     pub max_entries: u32,
     /// The largest transfer of a command, if the controller limits it.
     pub max_transfer_bytes: Option<u32>,
@@ -123,7 +123,7 @@ pub struct Identified {
     pub has_volatile_write_cache: bool,
     /// The digests of the controller's connections.
     pub digests: Digests,
-    /// True if these connections use TLS, which detects every change.
+    /// True if the controller's connections use TLS, which detects every change.
     pub is_secured: bool,
     /// True if the ANA state of a namespace is non-optimized on this path.
     pub is_non_optimized: bool,
@@ -163,7 +163,8 @@ pub struct SessionStats {
     pub failed_paths: u64,
     /// Transfers whose data digest was wrong.
     pub damaged: u64,
-    /// Commands that were issued again: after a lost connection, or because the controller asked for it.
+    /// Commands that were issued again: reads after a lost connection, and commands that the controller answered with a
+    /// status that allows a retry.
     pub retried: u64,
 }
 

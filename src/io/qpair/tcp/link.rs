@@ -65,7 +65,7 @@ impl From<LinkError> for Failure {
 /// The socket of one channel.
 pub(super) struct Link {
     socket: Watched<Socket>,
-    /// Counts of reads that were not taken yet.
+    /// Counts of reads since [`Link::take_receives`].
     receives: TcpStats,
     /// The TLS session, once the handshake of a channel with a PSK has begun.
     secured: Option<Box<Secured>>,
@@ -166,7 +166,7 @@ impl Link {
             _ => false,
         };
         let explain = |error| match error {
-            // Linux's target refuses a host without an alert.
+            // Linux's target closes the connection of a host that it refuses, without an alert.
             LinkError::Closed | LinkError::Os(Errno::CONNRESET) => {
                 Failure::from(error).hint(CLOSED_IN_HANDSHAKE)
             }
@@ -223,7 +223,7 @@ impl Link {
         std::mem::take(&mut self.receives)
     }
 
-    /// Closes the connection. It sends nothing, so a child process may close a socket that its parent still
+    /// Closes the descriptor without a shutdown, so a child process may close a socket that its parent still
     /// uses. With `owes_data`, the kernel discards what it has not sent.
     pub(super) fn close(self, owes_data: bool) {
         if owes_data {

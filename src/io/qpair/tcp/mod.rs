@@ -265,7 +265,7 @@ impl Device for TcpNamespace {
     }
 }
 
-/// All socket addresses of all paths, in the user's order.
+/// The socket addresses of all paths, in the user's order: at most `MAX_SOCKETS_PER_NAME` of each.
 fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Portal>> {
     if options.dhchap_ctrl_secret.is_some() && options.dhchap_secret.is_none() {
         // The controller authenticates only in answer to the host's own authentication.

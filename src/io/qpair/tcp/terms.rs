@@ -21,7 +21,8 @@ pub(super) fn portal_terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     terms_of(&remote.options, remote.host.clone(), &address.subnqn, psk.clone(), goal)
 }
 
-/// The parameters of a connection to a subsystem; `stored` is the TLS PSK from the kernel's keyring.
+/// The parameters of a connection to a subsystem; `stored` is the TLS PSK from the kernel's keyring. `None`: the PSK
+/// follows from the key in the options, if there is one.
 pub(super) fn terms_of(
     options: &ConnectOptions,
     host: HostIdentity,
@@ -59,7 +60,7 @@ pub(super) fn terms_of(
 }
 
 /// The longest time without progress. If there are other paths, a silent path is given up after at most 1.1 Keep Alive
-/// Timeouts, so that its reads end on another path within 1.2.
+/// Timeouts, so that its reads end on another path within 1.2 Keep Alive Timeouts.
 fn io_timeout(options: &ConnectOptions) -> Duration {
     if options.paths.is_empty() || options.keep_alive_tmo.is_zero() {
         return options.io_timeout;
@@ -87,7 +88,7 @@ pub(super) fn keyring_psk(
 const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
     is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
 
-/// Refuses contradictory TLS options, and TLS without OpenSSL, before anything is sent.
+/// Refuses contradictory TLS options, and TLS if OpenSSL cannot be loaded, before anything is sent.
 pub(super) fn check_tls(options: &ConnectOptions) -> Result<()> {
     let refuse = |message: &'static str| Err(invalid(message));
     if options.concat && options.dhchap_secret.is_none() {
