@@ -1249,8 +1249,8 @@ int dlfs_split(const dlfs_fs *fs,
 // `view` of dlfs_mount opens it. Any thread.
 int dlfs_save_view(const dlfs_fs *fs, const char *file, const char *name);
 
-// Stores the number of the typed column called `name`, which `dlfs import --columns` made, in
-// `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
+// Stores the number of the typed column called `name`, which `dlfs import --columns` or a writer made,
+// in `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
 //
 // DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
 int dlfs_column_number(const dlfs_fs *fs, const char *name, uint64_t *column, uint32_t *type);

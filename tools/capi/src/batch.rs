@@ -109,8 +109,8 @@ unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
 
-/// Points the field table of each item with a single field to that item. Call this when the items no
-/// longer move.
+/// Points `fields` of each item with a single field to that item, whose bytes are the field. Call this when the items
+/// no longer move.
 pub(crate) fn show_whole(items: &mut [Item]) {
     const { assert!(offset_of!(Item, len) - offset_of!(Item, data) == offset_of!(Field, len)) };
     const { assert!(offset_of!(Field, data) == 0) };
@@ -203,7 +203,9 @@ pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
 /// How samples are divided, and which field represents the sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Division {
+    /// The number of fields of each sample; 1: samples are not divided.
     each: usize,
+    /// The number of the field that represents the sample; `None`: none was named.
     pub(crate) chosen: Option<usize>,
 }
 
@@ -215,7 +217,7 @@ impl Division {
         Ok(Division { each: names.len().max(1), chosen })
     }
 
-    /// The length of the table before the fields.
+    /// The length of the table before the fields, in bytes; 0 if samples are not divided.
     pub(crate) fn table_len(self) -> usize {
         if self.each > 1 { table_len(self.each) as usize } else { 0 }
     }

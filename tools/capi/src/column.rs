@@ -1,4 +1,4 @@
-//! Typed columns: values of samples from a table that the import was given.
+//! Typed columns: values of samples beside their labels, from a table that the import was given or from a writer.
 
 use std::ffi::{c_char, c_int};
 
@@ -27,8 +27,8 @@ pub const DLFS_COLUMN_BOOL: u32 = 4;
 /// The type of a typed column: texts, each of which has a number.
 pub const DLFS_COLUMN_STR: u32 = 5;
 
-/// Stores the number of the typed column called `name`, which `dlfs import --columns` made, in
-/// `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
+/// Stores the number of the typed column called `name`, which `dlfs import --columns` or a writer made,
+/// in `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
 ///
 /// DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
 #[unsafe(no_mangle)]

@@ -341,12 +341,12 @@ pub(crate) fn unknown(what: &str, value: u32) -> Failure {
     Failure::invalid(format!("{what} is {value}, which has no meaning"))
 }
 
-/// The flag that is 0 or 1.
+/// The flag `value`, which must be 0 or 1; `what` names it in an error.
 pub(crate) fn flag(value: u32, what: &str) -> Result<bool, Failure> {
     if value < 2 { Ok(value == 1) } else { Err(unknown(what, value)) }
 }
 
-/// The choice with this number.
+/// The choice with this number; `what` names it in an error.
 fn choice<T: Named>(number: u32, what: &str) -> Result<Choice<T>, Failure> {
     Choice::at(number).ok_or_else(|| unknown(what, number))
 }
@@ -371,7 +371,7 @@ fn time(ms: u32, default: Seconds) -> Seconds {
     given(ms).map_or(default, |ms| Seconds(Duration::from_millis(ms.into())))
 }
 
-/// A 16-bit number, or `default` for zero.
+/// A 16-bit number, or `default` for zero; `what` names it in an error.
 fn short(value: u32, default: u16, what: &str) -> Result<u16, Failure> {
     let fits = u16::try_from(value);
     Ok(or(fits.map_err(|_| Failure::invalid(format!("{what} is out of range")))?, default))

@@ -16,12 +16,13 @@ use crate::structs::text;
 /// An open sample: an opaque handle.
 pub struct FileHandle(());
 
-/// The object behind a file handle. It has no lock that it waits for: a fork may happen at any time.
+/// The object behind a file handle. No call waits for a lock of it, since a fork may happen at any time.
 pub(crate) struct File {
     mount: Arc<Mount>,
     id: SampleId,
     /// The open sample, after the first read. Never changed once set.
     opened: OnceBox<SampleFile>,
+    /// The offset of the next dlfs_read in the sample, in bytes.
     position: AtomicU64,
 }
 

@@ -124,7 +124,7 @@ unsafe impl RawMutex for Spin {
     }
 }
 
-/// The id of the process that is installing the fork handlers; 0 before, and [`INSTALLED`] afterwards.
+/// The id of the process that is installing the fork handlers; 0: none is; [`INSTALLED`]: they are installed.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// Installs fork handlers once, so that no fork happens while a thread changes the table. Other threads
@@ -173,11 +173,11 @@ extern "C" fn after_fork() {
 /// Not the id of a process: those are positive as `pid_t`.
 const INSTALLED: u32 = u32::MAX;
 
-/// The first handle: its lowest bits make handles neither NULL nor aligned as real pointers are, and small numbers
-/// are none.
+/// The first handle. Its lowest bits make handles unequal to NULL and to aligned pointers; its highest bits, to small
+/// numbers.
 const FIRST: usize = 0x0d1f_0001_0000_0007;
 
-/// The distance of two handles, which keeps the lowest bits. They last for 2^56 objects.
+/// The distance of two handles, which keeps the lowest bits. The numbers last for more than 2^59 objects.
 const STEP: usize = 16;
 
 const _: () = assert!(size_of::<usize>() == 8, "a handle has 64 bits");

@@ -22,6 +22,7 @@ pub struct Mix(());
 /// The object behind a mixture handle.
 pub(crate) struct Mixed {
     pub(crate) mixture: dataset::Mixture,
+    /// The division of the samples of all data sets.
     division: Division,
 }
 

@@ -24,9 +24,11 @@ pub(crate) struct Mount {
     pub(crate) dataset: Dataset,
     /// The data set, read through the tiers of the job's other nodes; `None`: no sequence has joined them.
     pub(crate) through_peers: Mutex<Option<Joined>>,
-    /// How to connect, also to peers.
+    /// The options for connections, also to peers.
     pub(crate) connect: ConnectOptions,
+    /// The caller's `should_stop` for calls on this mount.
     pub(crate) stop: Stop,
+    /// The division of the samples into fields.
     pub(crate) division: Division,
 }
 

@@ -102,7 +102,7 @@ struct Work {
     group: PollGroup,
     /// Buffers without an outstanding I/O.
     free: Vec<Option<IoBuf>>,
-    /// For each other buffer: the part that its I/O does not use, and the I/O's address.
+    /// For each other buffer: its end, which the I/O does not use, and the first block of the I/O.
     busy: Vec<(IoBuf, Lba)>,
     /// I/Os to submit, within a call.
     pending: VecDeque<Io>,
@@ -351,7 +351,8 @@ impl Work {
         Ok(Io { op, slba, buf, tag: index as u64 })
     }
 
-    /// Submits the prepared I/Os; those without room return their buffers.
+    /// Submits the I/Os in `pending`, and frees the buffers of those for which there is no room; returns the number
+    /// submitted.
     fn submit(&mut self) -> usize {
         let taken = self.group.submit(0, &mut self.pending);
         while let Some(io) = self.pending.pop_front() {
@@ -360,7 +361,8 @@ impl Work {
         taken
     }
 
-    /// Polls until there is a completion, or until the time is over.
+    /// Polls until there is a completion, nothing is outstanding, or `wait_ms` have passed. Takes at most `max`
+    /// completions; does not wait for 0.
     fn wait(&mut self, max: usize, wait_ms: u32, stop: &mut Stop) -> Result<(), Failure> {
         let now = Instant::now();
         let until = now + Duration::from_millis(wait_ms.into());
@@ -401,7 +403,7 @@ impl Work {
         NsDone { buffer: tag as u32, status }
     }
 
-    /// Makes the buffer of an I/O free again, and returns the I/O's address.
+    /// Makes the buffer of an I/O free again, and returns the I/O's first block.
     fn restore(&mut self, tag: u64, mut buf: IoBuf) -> Lba {
         let index = tag as usize; // a tag is a buffer's number
         let (rest, slba) = std::mem::replace(&mut self.busy[index], (IoBuf::empty(), Lba(0)));

@@ -75,6 +75,8 @@ unsafe extern "C" fn dlfs_read_batch(
     })
 }
 
+/// Reads the samples of `request` from `mount` into `out`.
+///
 /// # Safety
 /// `request` and `out` satisfy the header.
 unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Result<(), Failure> {

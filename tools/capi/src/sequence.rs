@@ -29,7 +29,7 @@ pub(crate) struct Sequence {
     pub(crate) loader: Loader,
     pub(crate) stop: Stop,
     pub(crate) division: Division,
-    /// Set if a state with another order of shares is accepted, and begins its epoch anew.
+    /// True if a state with another order of shares is accepted, and its epoch then begins anew.
     pub(crate) restarts_shares: bool,
 }
 

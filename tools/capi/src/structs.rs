@@ -216,7 +216,7 @@ pub(crate) unsafe fn ids(at: *const u64, count: usize) -> Result<Vec<SampleId>, 
     Ok(unsafe { array(at, count, "ids")? }.iter().map(|&id| SampleId(id)).collect())
 }
 
-/// The array of `count` values at `at`; empty if there are none.
+/// The array of `count` values at `at`, which may be NULL if `count` is 0.
 ///
 /// # Safety
 /// `at` is NULL or points to `count` values, which do not change during `'a`.

@@ -29,7 +29,7 @@ pub(crate) struct Tokens {
     /// The number of elements of each array: enough for every batch.
     most_elements: usize,
     stop: Stop,
-    /// The batch of each thread that is not in a call, with its memory; locked for a moment only.
+    /// Batches that no call uses, which are kept for their memory; locked for a moment only.
     spare: Mutex<Vec<Taken>>,
 }
 
@@ -259,7 +259,7 @@ impl RowsOut {
         Ok(true)
     }
 
-    /// The arrays that the caller wants; those of `starts` come apart.
+    /// The arrays that the caller wants. The starts of segments, whose number is not known yet, go to `starts` first.
     ///
     /// # Safety
     /// Each array is NULL or has a place for each column of each row, which nobody else accesses during `'a`.
