@@ -28,10 +28,10 @@ impl Incoming {
         std::mem::take(&mut self.memory)
     }
 
-    /// The next whole record.
+    /// The next whole record; `None`: more ciphertext is needed.
     ///
     /// # Errors
-    /// The received bytes are no record.
+    /// `NotTls`: the received bytes are no record.
     pub(super) fn record(&mut self) -> Result<Option<Cow<'_, [u8]>>, TlsError> {
         if self.partial.is_empty() {
             let unread = &self.memory[self.read..self.end];
@@ -58,7 +58,7 @@ impl Incoming {
     }
 }
 
-/// Length of the record that begins with `bytes`, once its header is there.
+/// Length of the record that begins with `bytes`, with its header; `None`: the header is not complete.
 fn record_len(bytes: &[u8]) -> Result<Option<usize>, TlsError> {
     let Some(&[kind, major, _, high, low]) = bytes.first_chunk::<5>() else { return Ok(None) };
     let len = usize::from(u16::from_be_bytes([high, low]));
@@ -68,7 +68,7 @@ fn record_len(bytes: &[u8]) -> Result<Option<usize>, TlsError> {
     if is_record { Ok(Some(HEADER_LEN + len)) } else { Err(TlsError::NotTls) }
 }
 
-/// Ciphertext to send. Its memory is written before it is used, once.
+/// Ciphertext to send. Its memory is zeroed when it grows, and is kept.
 #[derive(Default)]
 pub(super) struct Outgoing {
     memory: Vec<u8>,
@@ -120,10 +120,10 @@ impl Outgoing {
     }
 }
 
-/// Length of a record's header.
+/// Length of a record's header, in bytes.
 pub(super) const HEADER_LEN: usize = 5;
 
-/// The most by which protection makes a record longer than its contents.
+/// The most bytes by which protection makes a record longer than its contents.
 const MAX_EXPANSION: usize = 256;
 
 // The first and the last content type (RFC 8446, B.1).

@@ -44,7 +44,8 @@ pub enum KeyringError {
 }
 
 /// Finds the TLS PSK for this host and subsystem in the keyring `name`. Like Linux, it prefers an identity of
-/// version 1 to version 0, and SHA-384 to SHA-256. Keys that have expired or were revoked are ignored.
+/// version 1 to version 0, and SHA-384 to SHA-256. It ignores keys that have expired or were revoked or removed, and
+/// keys that an authentication has generated.
 ///
 /// # Errors
 /// There is no such keyring or key, or this user may not read it.
@@ -96,14 +97,14 @@ struct LinkedKeyring(i32);
 
 impl LinkedKeyring {
     fn new(keyring: i32) -> LinkedKeyring {
-        link(LINK, keyring); // may be refused; the keys may be readable anyway
+        link(LINK, keyring); // if this is refused, the keys may be readable anyway
         LinkedKeyring(keyring)
     }
 }
 
 impl Drop for LinkedKeyring {
     fn drop(&mut self) {
-        link(UNLINK, self.0); // it may not have been linked
+        link(UNLINK, self.0); // fails if `new` could not link it
     }
 }
 
@@ -126,7 +127,7 @@ fn keyring_of(line: &str, name: &str, uid: u32) -> Option<i32> {
     is_wanted.then(|| i32::from_str_radix(serial, 16).ok()).flatten()
 }
 
-/// The description of a key, if its type may be that of a TLS PSK.
+/// The description of a key; `None`: it cannot be read, or the key's type is not one of `KINDS`.
 fn identity_of(serial: i32) -> Option<String> {
     let text = read_key(DESCRIBE, serial).ok()?;
     let text = std::str::from_utf8(&text).ok()?.trim_end_matches('\0');

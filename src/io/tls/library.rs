@@ -1,7 +1,7 @@
 //! The functions of OpenSSL 3 that TLS needs: found at run time, and called by a table.
 //!
-//! Only functions of its stable interface are here, as openssl/ssl.h, bio.h and evp.h of 3.0 declare them. The
-//! library stays open until the process ends.
+//! Only functions of its stable interface are here, as the headers of OpenSSL 3.0 declare them. The library stays open
+//! until the process ends.
 #![allow(unsafe_code)] // opens a library of C
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uchar, c_ulong, c_void};
@@ -36,7 +36,7 @@ macro_rules! functions {
         }
 
         impl Library {
-            /// The table of an opened library; says in words which function is missing.
+            /// The table of an opened library; the error says which function is missing.
             fn find_all(opened: NonNull<c_void>) -> Result<Library, String> {
                 Ok(Library {
                     $($name: {
@@ -99,7 +99,7 @@ functions! {
 }
 
 impl Library {
-    /// Opens the library; says in words why it cannot.
+    /// Opens the library; the error says why that fails.
     pub(super) fn open() -> Result<Library, String> {
         // SAFETY: the name ends with 0. The library's constructors run, as for every program that links with it.
         let opened = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW) };

@@ -3,10 +3,11 @@
 //! A [`Session`] does no I/O itself, like the connections of [`dlfs_nvme::tcp`] whose bytes it protects:
 //! ciphertext goes in and plaintext comes out, straight into the buffer of the read that waits for it;
 //! plaintext goes in and ciphertext comes out. It owns no socket and no clock. [`dlfs_nvme::auth`] derives the
-//! keys and their identities (NVMe/TCP Transport Specification 1.1, 3.6.1).
+//! pre-shared keys and their identities (NVMe/TCP Transport Specification 1.1, 3.6.1).
 //!
-//! The system's OpenSSL (3.0 or newer) does the handshake and the cryptography. It is looked for when the first
-//! session is created; without it, that fails with [`TlsError::NoLibrary`], and nothing else differs.
+//! The system's OpenSSL (3.0 or newer) does the handshake, and encrypts and decrypts the records. It is loaded by
+//! [`load`], or when the first session is created; without it, both fail with [`TlsError::NoLibrary`], and nothing else
+//! differs.
 //!
 //! Invariants:
 //! - TLS 1.3 only, with an external PSK and an ephemeral key exchange (`psk_dhe_ke`). A side that authenticates
@@ -17,7 +18,7 @@
 //! - No key is in an error or in a `Debug` output.
 //!
 //! Read [`Session`] first, in `session.rs`; then `records.rs` for its data, and `openssl.rs` and `library.rs` for the
-//! way to C.
+//! way to C. [`keyring`] finds keys in the kernel.
 
 mod ciphertext;
 pub mod keyring;
@@ -35,12 +36,12 @@ use dlfs_nvme::auth::TlsPsk;
 /// Loads OpenSSL, so that sessions can be created.
 ///
 /// # Errors
-/// `NoLibrary`; `Failed`: a system policy forbids what NVMe/TCP needs. Later calls say the same.
+/// `NoLibrary`; `Failed`: a system policy forbids what NVMe/TCP needs. Later calls return the same error.
 pub fn load() -> Result<(), TlsError> {
     openssl::shared().map(drop)
 }
 
-/// Advice where TLS cannot be had.
+/// The hint for users when OpenSSL cannot be loaded.
 pub const HOW_TO_INSTALL: &str = "install OpenSSL 3 (Debian: libssl3t64, before trixie libssl3; Fedora: openssl-libs), \
     or leave TLS out on a network that you trust";
 
@@ -68,7 +69,7 @@ pub enum TlsError {
     /// The other side offered no PSK that this side has, or did not prove that it has the PSK.
     #[error("the other side has no common pre-shared key")]
     NoKey,
-    /// A record was not authentic: it was changed in transit.
+    /// A record of an established session was not authentic, or malformed: it was changed in transit.
     #[error("a TLS record is not authentic")]
     BadRecord,
     /// The other side closed the session.
@@ -80,7 +81,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// Returns whether another identity of the same key may be tried: some peers know only version 0.
+    /// Returns whether another identity of the same key may be tried: some targets know only version 0.
     pub(crate) fn may_be_identity(&self) -> bool {
         matches!(self, TlsError::Alert { .. } | TlsError::Closed)
     }
@@ -110,7 +111,7 @@ fn alert_name(alert: u8) -> &'static str {
 /// The first byte of a TLS connection: a handshake record. NVMe/TCP begins with 0 (ICReq).
 pub const FIRST_BYTE: u8 = 22;
 
-/// The most plaintext of a record.
+/// The most plaintext of a record, in bytes.
 pub const RECORD_LEN_BYTES: usize = 16 << 10;
 
 /// The timeout of a handshake.

@@ -37,7 +37,7 @@ unsafe impl Sync for OpenSsl {}
 /// Loads OpenSSL, once.
 ///
 /// # Errors
-/// There is no OpenSSL 3, or a system policy forbids what NVMe/TCP needs. It is not tried again.
+/// There is no OpenSSL 3, or a system policy forbids what NVMe/TCP needs. Later calls return the same error.
 pub(super) fn shared() -> Result<&'static OpenSsl, TlsError> {
     static SHARED: OnceLock<Result<OpenSsl, TlsError>> = OnceLock::new();
     let loaded = SHARED.get_or_init(|| {
@@ -86,9 +86,11 @@ struct Context {
     secrets: Mutex<Secrets>,
 }
 
-/// One side of a session, with what it knows.
+/// One side of a session, with its keys.
 pub(super) enum Side {
+    /// The host offers this PSK.
     Host(TlsPsk),
+    /// The controller accepts these PSKs.
     Controller(Arc<dyn Keys>),
 }
 
@@ -96,8 +98,9 @@ pub(super) enum Side {
 pub(super) struct Handshake {
     shared: &'static OpenSsl,
     ssl: NonNull<Ssl>,
-    /// Memory from which OpenSSL reads, and to which it writes. They belong to `ssl`.
+    /// Memory from which OpenSSL reads; it belongs to `ssl`.
     received: NonNull<Bio>,
+    /// Memory to which OpenSSL writes; it belongs to `ssl`.
     to_send: NonNull<Bio>,
     context: Arc<Context>,
 }
@@ -117,7 +120,7 @@ impl Handshake {
             let ssl = NonNull::new((library.SSL_new)(ssl_context.as_ptr())).ok_or_else(failed)?;
             let bio = || NonNull::new((library.BIO_new)((library.BIO_s_mem)()));
             let (Some(received), Some(to_send)) = (bio(), bio()) else {
-                (library.SSL_free)(ssl.as_ptr()); // one of the two is lost, where there is no memory
+                (library.SSL_free)(ssl.as_ptr()); // a `Bio` leaks if only one was created
                 return Err(failed());
             };
             (library.SSL_set_bio)(ssl.as_ptr(), received.as_ptr(), to_send.as_ptr());
@@ -477,7 +480,11 @@ pub(super) const TAG_LEN: usize = 16;
 
 /// The cipher suites that a controller accepts.
 const SUITES: &CStr = c"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
+
+/// The groups of the key exchange.
 const GROUPS: &CStr = c"X25519:P-256:P-384";
+
+/// The groups under a policy that forbids X25519 (FIPS).
 const GROUPS_OF_FIPS: &CStr = c"P-256:P-384";
 /// The labels of the secrets, in the order of [`Secrets`].
 const SECRETS: [&str; 2] = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"];

@@ -15,6 +15,7 @@ use dlfs_nvme::auth::Hash;
 
 /// Both directions of an established session.
 pub(super) struct Records {
+    /// True on the host's side.
     is_host: bool,
     receiving: Direction,
     sending: Direction,
@@ -36,6 +37,8 @@ struct Direction {
 }
 
 impl Records {
+    /// Derives the keys of both directions from the secrets of the host and of the controller.
+    ///
     /// # Errors
     /// OpenSSL has given no secrets, or has no memory.
     pub(super) fn new([host, controller]: Secrets, is_host: bool) -> Result<Records, TlsError> {
@@ -46,7 +49,7 @@ impl Records {
         Ok(Records { is_host, receiving, sending, leftover: Vec::new(), leftover_read: 0 })
     }
 
-    /// Seals the first `len` bytes of `slices`, and appends them to `outgoing`.
+    /// Takes the first `len` bytes from `slices`, seals them, and appends the records to `outgoing`.
     pub(super) fn seal(
         &mut self,
         slices: &mut &mut [IoSlice<'_>],
@@ -62,7 +65,7 @@ impl Records {
         Ok(())
     }
 
-    /// Moves what was left over into `into`; returns the number of bytes.
+    /// Moves the leftover into `into`, as far as there is room; returns the number of bytes.
     pub(super) fn take_leftover(&mut self, into: &mut &mut [IoSliceMut<'_>]) -> usize {
         let begin = self.leftover_read;
         while let Some(slice) = into.first_mut()
@@ -81,8 +84,8 @@ impl Records {
         taken
     }
 
-    /// Opens a record into `into`, and the end of its contents into the leftover; returns the number of bytes in
-    /// `into`. Nothing may be left over from before.
+    /// Opens a record into `into`, and the end of its contents, for which there is no room, into the leftover; returns
+    /// the number of bytes in `into`. The leftover must be empty before.
     ///
     /// # Errors
     /// The record is not authentic, or ends the session.
@@ -102,7 +105,8 @@ impl Records {
         Ok(filled)
     }
 
-    /// Opens a record that is padded or holds no data. It is opened again, into memory of its own.
+    /// Opens a record that is padded or holds no data. Such a record is opened again, into memory of its own, and its
+    /// data become the leftover.
     fn open_rare(&mut self, record: &[u8], outgoing: &mut Outgoing) -> Result<(), TlsError> {
         let mut plain = std::mem::take(&mut self.leftover);
         let (_, mut kind) = self.receiving.open(record, &mut [], &mut plain)?;
@@ -120,7 +124,7 @@ impl Records {
         Ok(())
     }
 
-    /// Handles the messages that may follow a handshake. None of them spans records here.
+    /// Handles the messages that may follow a handshake; a message that spans records is refused.
     fn take_messages(
         &mut self,
         mut messages: &[u8],
@@ -243,7 +247,8 @@ impl Direction {
     }
 }
 
-/// HKDF-Expand-Label without a context (RFC 8446, 7.1), of at most the length of a hash.
+/// HKDF-Expand-Label without a context (RFC 8446, 7.1), of at most the length of a hash. The length of `secret` says
+/// which hash.
 fn expand_label(secret: &[u8], label: &str, len: usize) -> Zeroizing<Vec<u8>> {
     let is_long = secret.len() == Hash::Sha384.len_bytes();
     let hash = if is_long { Hash::Sha384 } else { Hash::Sha256 };

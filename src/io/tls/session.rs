@@ -19,7 +19,7 @@ pub struct Session {
     phase: Phase,
     incoming: Incoming,
     outgoing: Outgoing,
-    /// On a controller, the identity of the host's key.
+    /// On a controller, the identity of the host's key once the session is established; otherwise `None`.
     identity: Option<String>,
 }
 
@@ -55,8 +55,8 @@ impl Session {
     /// Continues the handshake; returns whether the session is established.
     ///
     /// # Errors
-    /// The two sides have no common PSK, or the other side ended the handshake. The outgoing bytes may hold an
-    /// alert.
+    /// The two sides have no common PSK, the other side ended the handshake or does not speak TLS, or OpenSSL fails.
+    /// The outgoing bytes may hold an alert.
     pub fn handshake(&mut self) -> Result<bool, TlsError> {
         let Phase::Handshake(handshake) = &mut self.phase else { return Ok(true) };
         while !handshake.step(|bytes| self.outgoing.put(bytes))? {
@@ -75,7 +75,7 @@ impl Session {
         matches!(self.phase, Phase::Established(_))
     }
 
-    /// On a controller, the identity of the host's key once the session is established.
+    /// On a controller, the identity of the host's key once the session is established; otherwise `None`.
     pub fn identity(&self) -> Option<&str> {
         self.identity.as_deref()
     }
@@ -94,7 +94,7 @@ impl Session {
     }
 
     /// Decrypts into `into`, one slice after the other; returns the number of bytes. If that is less than `into` has,
-    /// more ciphertext is needed. The contents of the slices beyond that number, and after an error of all, are void.
+    /// more ciphertext is needed. Bytes of the slices beyond that number are void; after an error all bytes are.
     ///
     /// # Errors
     /// A record is not authentic, or the other side ended the session.
@@ -111,7 +111,8 @@ impl Session {
         Ok(len)
     }
 
-    /// Encrypts at most `most` bytes from the front of `slices`, which it takes from there; returns their number.
+    /// Encrypts at most `most` bytes from the front of `slices`; returns their number. Afterwards the slices may have
+    /// lost some of these bytes: make them anew.
     ///
     /// # Errors
     /// OpenSSL fails, such as for lack of memory.
