@@ -1,5 +1,5 @@
-//! Ports, namespace identifiers, NQNs and percent escapes, which several address formats have; and the errors of parsing
-//! addresses.
+//! Ports, namespace identifiers, NQNs and percent escapes, which several address formats have; and the errors of
+//! parsing addresses.
 
 use std::fmt;
 

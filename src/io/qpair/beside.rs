@@ -1,10 +1,10 @@
 //! A device that appends files to a medium: one namespace whose lower offsets are the medium, and whose higher offsets
 //! are files of a folder.
 //!
-//! A cache tier stores long samples this way, so that a program can open the copy of a sample as a file. The
-//! first write creates a file at its full length; the file is sparse until all of it is written. Anyone may
-//! remove a file without notice: each I/O checks whether its open file still has a name. Bytes behind the end of a
-//! file, up to the next one, read as zeroes and are not written. A flush reaches the medium only: the files hold copies.
+//! A cache tier stores long samples this way, so that a program can open the copy of a sample as a file. The first
+//! write creates a file at its full length; the file is sparse until all of it is written. Anyone may remove a file
+//! without notice: each I/O checks whether its open file still has a name. Bytes behind the end of a file, up to the
+//! next one, read as zeroes and are not written. A flush reaches the medium only: the files hold copies.
 //!
 //! Helper threads make the blocking system calls, as for a plain folder.
 

@@ -360,8 +360,8 @@ fn len_of(file: &File) -> std::io::Result<u64> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
 }
 
-/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. True for all bytes of the
-/// file if the file system does not report holes; false on errors.
+/// Returns whether a file has data in whole blocks of `range`: only whole blocks become holes. True for all bytes of
+/// the file if the file system does not report holes; false on errors.
 fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
     let start = round_up(range.start, block_len).unwrap_or(u64::MAX);
     let end = range.end - range.end % block_len;

@@ -1,5 +1,5 @@
-//! The file engine without io_uring: `poll` runs each I/O to its end by calls of `pread`, `pwrite` or `fdatasync`, which
-//! block.
+//! The file engine without io_uring: `poll` runs each I/O to its end by calls of `pread`, `pwrite` or `fdatasync`,
+//! which block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

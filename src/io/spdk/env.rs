@@ -23,7 +23,7 @@ pub struct Environment {
     pid: u32,
 }
 
-/// The outcome of starting the environment; `None` before the first attempt. Locked while it starts.
+/// The outcome of starting the environment; `None` before DPDK was started. Locked while it starts.
 static STARTED: Mutex<Option<Result<Environment, String>>> = Mutex::new(None);
 
 /// Set in a child process, where SPDK must not be used.
@@ -46,7 +46,8 @@ extern "C" fn hold_at_exit() {
     }
 }
 
-/// Returns the environment of this process; the first call starts it with `memory_bytes`.
+/// Returns the environment of this process. The first call with usable arguments starts it with `memory_bytes`; later
+/// calls ignore their arguments.
 ///
 /// `huge_pages`: `Some(true)` requires them, `Some(false)` avoids them, `None` uses them if enough
 /// are free. The caller's processor affinity is restored before this returns.

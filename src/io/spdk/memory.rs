@@ -16,7 +16,7 @@ pub struct DriverMemory {
 
 static DRIVER_MEMORY: DriverMemory = DriverMemory { _place: 0 };
 
-/// The heap of the environment, which must have been started.
+/// The heap of the environment. Allocate from it only once the environment was started.
 pub fn driver_memory() -> &'static DriverMemory {
     &DRIVER_MEMORY
 }

@@ -35,7 +35,7 @@ pub use queue::{Command, Core, Gone, IoQueue, Payload, Refusal};
 
 use spdk_sys as sys;
 
-/// SPDK's version: `26.01`.
+/// SPDK's version, such as `26.01`.
 pub fn version() -> String {
     format!("{}.{:02}", sys::SPDK_VERSION_MAJOR, sys::SPDK_VERSION_MINOR)
 }

@@ -1,7 +1,7 @@
 //! A namespace in memory that other processes map.
 //!
-//! The memory has no stripes, because their locks would not exclude other processes. The caller must discard a read that
-//! overlaps a write. Only blocks that the writer has frozen can be borrowed.
+//! The memory has no stripes, because their locks would not exclude other processes. The caller must discard a read
+//! that overlaps a write. Only blocks that the writer has frozen can be borrowed.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};

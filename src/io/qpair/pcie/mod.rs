@@ -11,8 +11,8 @@
 //! back by the kernel is given up: there is no other path, and only a later opening connects again. A reset happens in
 //! the `poll` that finds it necessary, and takes as long as the controller says, so that call blocks.
 //!
-//! All namespaces of a controller share the controller, within a process: a device takes one process at a time. A forked
-//! child cannot use it.
+//! All namespaces of a controller share the controller, within a process: a device takes one process at a time. A
+//! forked child cannot use it.
 //!
 //! Read `pair.rs` first, then `drive.rs`.
 

@@ -1,5 +1,5 @@
-//! A queue pair of a controller with queues in memory: its I/Os become commands. Commands without an answer are aborted,
-//! and issued again after a reset of the controller.
+//! A queue pair of a controller with queues in memory: its I/Os become commands. Commands without an answer are
+//! aborted, and issued again after a reset of the controller.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -147,7 +147,8 @@ impl PciePair {
     }
 
     /// Adds the address by which the device knows the I/O's data: that of the buffer, or of bounce memory if the device
-    /// does not reach the buffer or the buffer is not aligned. Returns the job unchanged if all bounce memory is in use.
+    /// does not reach the buffer or the buffer is not aligned. Returns the job unchanged if all bounce memory is in
+    /// use.
     fn with_span(&self, mut job: PcieJob) -> Result<(PcieJob, Option<Span>), PcieJob> {
         if job.io.buf.is_empty() {
             return Ok((job, None));

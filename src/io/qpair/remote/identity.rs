@@ -12,8 +12,8 @@ use dlfs_nvme::auth::Randomness;
 use dlfs_nvme::nvme::Nqn;
 
 impl HostIdentity {
-    /// The NQN from the options, else from nvme-cli's file, else derived from the machine's identity. The identifier from
-    /// the options, else from nvme-cli's file if the NQN comes from there, too, else derived from the NQN.
+    /// The NQN from the options, else from nvme-cli's file, else derived from the machine's identity. The identifier
+    /// from the options, else from nvme-cli's file if the NQN comes from there, too, else derived from the NQN.
     pub(in crate::qpair) fn new(options: &ConnectOptions) -> HostIdentity {
         let id_file = || parse_uuid(&fs::read_to_string("/etc/nvme/hostid").ok()?);
         let (nqn, configured_id) = match &options.hostnqn {

@@ -91,8 +91,8 @@ impl<T: Transport> Keeper<T> {
         !self.is_dead.load(Ordering::Acquire)
     }
 
-    /// Hands `remote` to the thread, which connects it and serves it as long as another owner holds it. If the thread has
-    /// died, gives the remote up.
+    /// Hands `remote` to the thread, which connects it and serves it as long as another owner holds it. If the thread
+    /// has died, gives the remote up.
     pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
         let mut inbox = self.inbox.lock();
         if self.is_alive() {

@@ -88,8 +88,8 @@ pub(crate) struct Backlog {
     pub(crate) finished: VecDeque<Answer>,
     /// The number of I/Os that were taken and whose completions were not returned yet.
     pub(crate) owed: usize,
-    /// The time since which nothing has succeeded: no I/O, and while none was owed, no connection. `None`: something has
-    /// succeeded since the last loss.
+    /// The time since which nothing has succeeded: no I/O, and while none was owed, no connection. `None`: something
+    /// has succeeded since the last loss.
     pub(crate) down_since: Option<Instant>,
     /// The last failure.
     pub(crate) last_failure: Option<Failure>,
@@ -147,8 +147,8 @@ impl Backlog {
         count
     }
 
-    /// The next I/O to issue in `session`; `None`: none waits. An I/O that exceeds the session's transfer limit is split
-    /// first. Ends writes whose fence is closed, and a flush if completed writes were lost before it.
+    /// The next I/O to issue in `session`; `None`: none waits. An I/O that exceeds the session's transfer limit is
+    /// split first. Ends writes whose fence is closed, and a flush if completed writes were lost before it.
     pub(crate) fn next_to_issue<P: Clone + fmt::Display, J>(
         &mut self,
         shared: &Shared<P, J>,

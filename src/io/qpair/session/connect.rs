@@ -121,8 +121,8 @@ pub struct Channel<B> {
     authentication: Option<Box<Authentication>>,
 }
 
-/// The progress of connecting a queue. The stages follow each other in this order; `Securing` is left out without a PSK,
-/// and `Authenticating` if the controller does not require it.
+/// The progress of connecting a queue. The stages follow each other in this order; `Securing` is left out without a
+/// PSK, and `Authenticating` if the controller does not require it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChannelStage {
     /// TCP is connecting, until this time at most.

@@ -140,8 +140,8 @@ impl AsMut<[u8]> for Task {
     }
 }
 
-/// A step of the admin queue, each with a command. Until the goal is reached, the steps follow each other in this order.
-/// Steps that are not needed are left out: disabling a controller that is disabled, features and namespaces of a
+/// A step of the admin queue, each with a command. Until the goal is reached, the steps follow each other in this
+/// order. Steps that are not needed are left out: disabling a controller that is disabled, features and namespaces of a
 /// discovery controller, logs of another one, events and ANA states that the controller does not report, and the list
 /// of namespaces if the goal names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -447,8 +447,8 @@ impl IoQueue {
         }
     }
 
-    /// Returns whether the connection of a slot stays in a session that is left, until its writes and flushes have ended.
-    /// The connection's time limits bound the wait, and the slot's next session ends it.
+    /// Returns whether the connection of a slot stays in a session that is left, until its writes and flushes have
+    /// ended. The connection's time limits bound the wait, and the slot's next session ends it.
     fn lets_writes_end(&self, slot: usize, shared: &TcpShared) -> bool {
         let SlotState::Joined { channel, session, .. } = &self.slots[slot].state else {
             return false;

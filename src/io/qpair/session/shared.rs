@@ -1,5 +1,6 @@
-//! The state of sessions that the threads of one process share. The keeper's thread connects and replaces sessions in it
-//! (`keeping.rs`). Queue pairs follow the sessions, take queue identifiers, and report sessions that they find broken.
+//! The state of sessions that the threads of one process share. The keeper's thread connects and replaces sessions in
+//! it (`keeping.rs`). Queue pairs follow the sessions, take queue identifiers, and report sessions that they find
+//! broken.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

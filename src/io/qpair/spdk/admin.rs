@@ -48,7 +48,7 @@ enum AdminStage {
     Up(Arc<SharedController>),
 }
 
-/// A controller, and the number of namespaces of this process that use it.
+/// A controller, and the number of [`Admin`]s that use it, one for each session.
 struct SharedController {
     controller: Arc<Controller>,
     users: AtomicUsize,
@@ -192,7 +192,8 @@ impl Admin {
         (self.target.clone(), self.options.hostnqn.clone())
     }
 
-    /// Takes the controller from the list, or starts to connect to it.
+    /// Takes the controller from the list. If the list does not have it, starts to connect. Does nothing while the
+    /// controller is used with other options, is being connected, or ends.
     fn claim(&mut self) -> Result<(), Failure> {
         let key = self.key();
         let terms = format!("{:?}", self.options);

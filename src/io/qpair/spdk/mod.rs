@@ -1,10 +1,10 @@
 //! Namespaces through SPDK: over TCP, RDMA, vfio-user, or on a local PCIe drive.
 //!
 //! Sessions, paths, deadlines and retries work as in this library's NVMe/TCP host: see [`super::remote`].
-//! This module has the differences. All namespaces of one subsystem share a controller (`admin.rs`). Queues are
-//! polled without a file descriptor to sleep on (`queue.rs`). Except over TCP, a device transfers data by DMA,
-//! so buffers must be in the driver's memory: pools allocate their pages there once such a namespace was
-//! opened, and data in other buffers are copied.
+//! This module has the differences. All namespaces of one subsystem that are opened with the same options share a
+//! controller (`admin.rs`). Queues are polled without a file descriptor to sleep on (`queue.rs`). Except over TCP, a
+//! device transfers data by DMA, so buffers must be in the driver's memory: pools allocate their pages there once such
+//! a namespace was opened, and data in other buffers are copied.
 //!
 //! These namespaces cannot be used in a child process after a fork: SPDK does not support this, and its memory
 //! belongs to the parent.
@@ -197,7 +197,7 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
     })
 }
 
-/// The index of the namespace in its session, which has only one.
+/// The index of the namespace in its session, which has only this one.
 const NS_INDEX: usize = 0;
 
 /// Converts an error of SPDK to a failure of the session.

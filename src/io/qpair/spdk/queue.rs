@@ -24,11 +24,12 @@ pub(super) struct SpdkQueuePair {
     namespace: Namespace,
     state: PairState,
     backlog: Backlog,
-    /// Memory for I/Os whose buffers the device cannot access; not needed over TCP.
+    /// Memory for I/Os whose buffers the device cannot access; `None` over TCP, which needs none.
     bounce: Option<Pool>,
     /// Answers of the last turn that may need a retry.
     answers: Vec<(SpdkJob, Status)>,
-    /// The fence of writes, see `QueuePair::use_fence`; commands that SPDK has taken cannot be recalled.
+    /// The fence of writes, see `QueuePair::use_fence`; `None`: no fence. Commands that SPDK has taken cannot be
+    /// recalled.
     fence: Option<Arc<Fence>>,
     /// The time of the last completion, or of the first command after none was outstanding.
     progress: Instant,
@@ -332,8 +333,8 @@ impl SpdkQueuePair {
         self.state = PairState::Down { retry_at: self.now };
     }
 
-    /// Waits until a device's queue has connected: if it ended earlier, SPDK would wait without a limit. After
-    /// the deadline, the controller is given up.
+    /// Waits until a queue that is not of a fabric has connected: if the queue ended earlier, SPDK would wait without a
+    /// limit. After the deadline, the controller is given up.
     fn end_joining(&self) {
         let PairState::Joining { queue, session, deadline } = &self.state else { return };
         while !self.is_fabric() {
@@ -428,7 +429,7 @@ impl SpdkQueuePair {
         Ok(())
     }
 
-    /// Fails waiting I/Os when there will be no further session, or when nothing has succeeded for the time
+    /// Fails the I/Os in the backlog when there will be no further session, or when nothing has succeeded for the time
     /// after which a controller is given up.
     fn give_up_in_time(&mut self) {
         if let PairState::Dead { reason } = &self.state {
@@ -544,5 +545,5 @@ const IDLE_NAP: Duration = Duration::from_micros(50);
 /// The alignment of buffers for a device that transfers bytes by itself (PRP).
 const PRP_ALIGN: usize = 4;
 
-/// The size of the memory for copies of I/Os whose buffers the device cannot access.
+/// The least size of [`SpdkQueuePair::bounce`]'s memory, in bytes.
 const BOUNCE_BYTES: usize = 4 << 20;
