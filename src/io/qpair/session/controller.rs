@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use zerocopy::FromBytes;
 
-use super::ana::Ana;
 use super::connect::Event;
-use super::identification::{Goal, Identification, Known, unsupported};
+use super::identification::{Ana, Goal, Identification, Known, unsupported};
 use super::{AdminEvent, Channel, ConnectTerms, Failure, Identified, Terms};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::{Nsid, deadline};

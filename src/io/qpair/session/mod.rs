@@ -13,23 +13,20 @@
 //! |---|---|---|
 //! | [`connect`] | one connection, from TCP to commands | `controller`, `queue` |
 //! | [`controller`] | an admin queue | the keeper's thread, and queries (`qpair/tcp/queries.rs`) |
-//! | `identification`, `ana` | the namespaces that an admin queue identifies, and their ANA state | `controller` |
+//! | `identification` | the namespaces that an admin queue identifies, and their ANA state | `controller` |
 //! | [`lifecycle`] | the sessions with a set of namespaces: paths, losses, resets | all threads, through `shared` |
-//! | `shared` | a lifecycle behind a lock | all threads |
+//! | `shared` | a lifecycle behind a lock, and the completed writes that no flush has covered yet | all threads |
 //! | `keeping` | nothing: it passes events and actions between `shared` and the admin queues | the keeper's thread |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | `paths` | the load of an I/O queue on each path | `queue` |
 //! | `backlog` | the I/Os of a queue that are not on a connection | `queue`, and the queue of SPDK |
-//! | `durability` | the completed writes that no flush has covered yet | `shared`, `backlog` |
 //! | `underway` | the writes and flushes on the connections of a session | `lifecycle`, `shared`, `queue` |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
-mod ana;
 mod backlog;
 pub mod connect;
 pub mod controller;
-mod durability;
 mod identification;
 mod keeping;
 pub mod lifecycle;

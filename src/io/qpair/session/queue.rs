@@ -98,8 +98,6 @@ pub struct IoQueue {
     slots: [QueueSlot; NUM_SLOTS],
     /// True if two sessions are kept, on two paths.
     has_two: bool,
-    /// True if reads use both sessions.
-    spreads_reads: bool,
     /// The reason why there will be no further connection; `None` while there may be one.
     dead: Option<String>,
     pub(crate) backlog: Backlog,
@@ -157,7 +155,6 @@ impl IoQueue {
                 load: PathLoad::default(),
             }),
             has_two: false,
-            spreads_reads: false,
             dead: None,
             backlog: Backlog::new(now),
             now,
@@ -286,7 +283,7 @@ impl IoQueue {
     /// Runs one turn. The queue's completions are then ready.
     pub fn turn(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.now = now;
-        (self.has_two, self.spreads_reads) = (shared.keeps_two, shared.spreads_reads);
+        self.has_two = shared.keeps_two;
         self.slots.iter_mut().for_each(|slot| slot.publish(shared));
         for slot in 0..NUM_SLOTS {
             match self.slots[slot].state {
@@ -368,7 +365,7 @@ impl IoQueue {
         let candidate = |slot: &QueueSlot| match &slot.state {
             SlotState::Joined { channel, session, .. }
                 if !session.underway.is_left()
-                    && (op == IoOp::Read && self.spreads_reads
+                    && (op == IoOp::Read && shared.spreads_reads
                         || session.number == shared.live()) =>
             {
                 Some(Candidate {
