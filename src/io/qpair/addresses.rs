@@ -15,7 +15,6 @@ use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::units::Nsid;
-use dlfs_nvme::nvme::Nqn;
 use dlfs_places::Place;
 
 /// Opens the namespace at `address`.
@@ -68,9 +67,8 @@ struct Group {
 /// The properties that addresses must have in common to use one controller.
 #[derive(PartialEq, Eq, Hash)]
 struct Subsystem {
-    traddr: String,
-    trsvcid: u16,
-    subnqn: Nqn,
+    /// The address, without a namespace.
+    address: TcpAddress,
     /// True if the address names no namespace, and so means all of them.
     is_whole: bool,
     /// The other paths. They must be equal, so that all namespaces of the controller fail over together.
@@ -109,15 +107,14 @@ fn group(addresses: &[Address], options: &ConnectOptions) -> Vec<Group> {
 
 /// The properties by which `address` may share a controller; `None`: it cannot share one.
 fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem> {
-    let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
+    let Address::Tcp(address) = address else { return None };
     let transport_address = |path: &Address| match path {
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
         _ => None, // refused when it is opened
     };
     let paths = options.paths.iter().map(transport_address).collect::<Option<_>>()?;
-    let traddr = traddr.clone();
-    let subnqn = subnqn.clone();
-    Some(Subsystem { traddr, trsvcid: *trsvcid, subnqn, is_whole: nsid.is_none(), paths })
+    let is_whole = address.nsid.is_none();
+    Some(Subsystem { address: TcpAddress { nsid: None, ..address.clone() }, is_whole, paths })
 }
 
 impl Group {

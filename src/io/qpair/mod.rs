@@ -34,7 +34,6 @@ pub mod session;
 pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
-mod spinning;
 pub mod tcp;
 mod transfer;
 mod uring;

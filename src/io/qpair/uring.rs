@@ -13,7 +13,7 @@
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -158,7 +158,7 @@ impl Ring {
         let descriptors = files.to_register(namespace);
         // If this fails, the kernel counts references to the files for each read; all else works.
         let registered =
-            !descriptors.is_empty() && uring.submitter().register_files(&descriptors).is_ok();
+            !descriptors.is_empty() && uring.0.submitter().register_files(&descriptors).is_ok();
         let transfers = Slab::with_capacity(usize::from(QUEUE_DEPTH));
         let address = namespace.address.clone();
         Ok(Ring {
@@ -176,7 +176,7 @@ impl Ring {
     /// Registers the buffers of the first pool that is announced, when they are first used.
     fn use_pool(&mut self, pool: &Pool) {
         if self.pinned.is_none() {
-            self.pinned = Pinned::new(pool, &self.uring.submitter());
+            self.pinned = Pinned::new(pool, &self.uring.0.submitter());
         }
     }
 
@@ -194,7 +194,7 @@ impl Ring {
         }
         // SAFETY: the entry points to the buffer of a transfer in `transfers`, which keeps it until the completion
         // or, if the ring is dropped before, for ever; and to descriptors that `files` keeps open.
-        let pushed = unsafe { self.uring.submission().push(&entry) };
+        let pushed = unsafe { self.uring.0.submission().push(&entry) };
         pushed.expect("the queue has an entry for each of the I/Os that may be outstanding");
     }
 
@@ -212,7 +212,7 @@ impl Ring {
         let len = u32::try_from(rest.len()).expect("at most the largest transfer");
         let pinned = &mut self.pinned;
         let index =
-            pinned.as_mut().and_then(|pinned| pinned.index_of(rest, &self.uring.submitter()));
+            pinned.as_mut().and_then(|pinned| pinned.index_of(rest, &self.uring.0.submitter()));
         match (transfer.io.op, index) {
             (IoOp::Read, Some(index)) => {
                 opcode::ReadFixed::new(fd, rest.as_mut_ptr(), len, index).offset(offset).build()
@@ -232,12 +232,12 @@ impl Ring {
 
     /// Enters the kernel if there is something to start or to process.
     fn enter(&mut self) {
-        let queue = self.uring.submission();
+        let queue = self.uring.0.submission();
         let idle = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
         drop(queue);
         if !idle {
             // After a failure (a signal, a lack of memory) the entries stay queued for the next turn.
-            let _ = self.uring.submit();
+            let _ = self.uring.0.submit();
         }
     }
 
@@ -245,7 +245,7 @@ impl Ring {
     fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut count = 0;
         while count < max {
-            let Some(entry) = self.uring.completion().next() else { break };
+            let Some(entry) = self.uring.0.completion().next() else { break };
             let key = entry.user_data() as usize; // as pushed
             match self.transfers[key].advance(result_of(entry.result())) {
                 Step::Again => self.push(key),
@@ -307,20 +307,6 @@ impl AsFd for Uring {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the ring, which outlives the borrow of `self`.
         unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
-    }
-}
-
-impl Deref for Uring {
-    type Target = IoUring;
-
-    fn deref(&self) -> &IoUring {
-        &self.0
-    }
-}
-
-impl DerefMut for Uring {
-    fn deref_mut(&mut self) -> &mut IoUring {
-        &mut self.0
     }
 }
 

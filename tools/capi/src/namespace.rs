@@ -81,20 +81,15 @@ pub struct NsDone {
 /// The object behind a namespace handle.
 pub(crate) struct Queue {
     namespace: Namespace,
-    buffers: Buffers,
+    /// The address of the first buffer. C gets the addresses of all buffers, which never move.
+    buffers_start: usize,
+    num_buffers: u32,
+    /// The length of each buffer in bytes.
+    buffer_len: usize,
     stop: Stop,
     /// The lock is held during a call: a second thread gets an error. A forked child does not use its parent's queue
     /// pair.
     work: Forked<Mutex<Work>>,
-}
-
-/// The location of the buffers; C gets their addresses, and they never move.
-struct Buffers {
-    /// Address of the first buffer.
-    start: usize,
-    count: u32,
-    /// Length of each buffer in bytes.
-    len: usize,
 }
 
 /// The state that one thread at a time uses. Nothing is allocated after it is created.
@@ -177,11 +172,11 @@ unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
 unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_void {
     let address = guard_long(|| {
         let queue = get(ns)?;
-        let buffers = &queue.buffers;
-        if index >= buffers.count {
+        if index >= queue.num_buffers {
             return Err(queue.no_buffer(index));
         }
-        Ok((buffers.start + index as usize * buffers.len) as i64) // addresses have 47 bits
+        // Addresses have 47 bits.
+        Ok((queue.buffers_start + index as usize * queue.buffer_len) as i64)
     });
     match usize::try_from(address) {
         Ok(address) => std::ptr::with_exposed_provenance_mut(address),
@@ -285,7 +280,7 @@ impl Queue {
             memory = made.take(bytes).unwrap_or_default(); // a new pool has its one slot free
             pool = Some(made);
         }
-        let start = memory.as_mut_ptr().expose_provenance();
+        let buffers_start = memory.as_mut_ptr().expose_provenance();
         let mut free = Vec::with_capacity(count as usize);
         for _ in 0..count {
             let rest = memory.split_off(len);
@@ -296,14 +291,12 @@ impl Queue {
         let done = Vec::with_capacity(count as usize);
         let work = Mutex::new(Work { group, free, busy, pending, done, _pool: pool });
         let work = Forked::new(work);
-        let buffers = Buffers { start, count, len };
-        Ok(Queue { namespace, buffers, stop, work })
+        Ok(Queue { namespace, buffers_start, num_buffers: count, buffer_len: len, stop, work })
     }
 
     /// The error for a buffer that does not exist.
     fn no_buffer(&self, index: u32) -> Failure {
-        let count = self.buffers.count;
-        Failure::invalid(format!("there is no buffer {index}, there are {count}"))
+        Failure::invalid(format!("there is no buffer {index}, there are {}", self.num_buffers))
     }
 
     /// Locks the state for a call.
@@ -332,10 +325,10 @@ impl Work {
         let index = io.buffer as usize;
         let free = self.free.get_mut(index).ok_or_else(|| queue.no_buffer(io.buffer))?;
         let block_len = u64::from(queue.namespace.block_len_bytes);
-        if !io.offset.is_multiple_of(block_len) || io.len > queue.buffers.len as u64 {
+        if !io.offset.is_multiple_of(block_len) || io.len > queue.buffer_len as u64 {
             let text = format!(
                 "{} bytes at offset {}: blocks have {block_len} bytes, buffers {}",
-                io.len, io.offset, queue.buffers.len
+                io.len, io.offset, queue.buffer_len
             );
             return Err(Failure::invalid(text));
         }

@@ -64,9 +64,9 @@ impl From<LinkError> for Failure {
 
 /// The socket of one channel.
 pub(super) struct Link {
-    socket: Watched<Socket>,
-    /// Counts of reads since [`Link::take_receives`].
-    receives: TcpStats,
+    pub(super) socket: Watched<Socket>,
+    /// Counts of reads that the owner has not taken yet.
+    pub(super) receives: TcpStats,
     /// The TLS session, once the handshake of a channel with a PSK has begun.
     secured: Option<Box<Secured>>,
     /// Set if the handshake may have failed because the target does not know the PSK identity: another identity may be
@@ -206,21 +206,6 @@ impl Link {
     pub(super) fn register(&mut self, registry: &Registry, writable: bool) {
         let has_more = self.has_outgoing();
         self.socket.register(registry, writable || has_more);
-    }
-
-    /// Removes the socket from its poller's set.
-    pub(super) fn deregister(&mut self) {
-        self.socket.deregister();
-    }
-
-    /// Sets whether an answer of the target is expected.
-    pub(super) fn expect(&mut self, is_expecting: bool) {
-        self.socket.expect(is_expecting);
-    }
-
-    /// The counts of reads since the last call.
-    pub(super) fn take_receives(&mut self) -> TcpStats {
-        std::mem::take(&mut self.receives)
     }
 
     /// Closes the descriptor without a shutdown, so a child process may close a socket that its parent still

@@ -366,7 +366,7 @@ impl Core {
                 (Some(link), Some(registry)) => {
                     link.register(registry, self.queue.wants_writable(slot));
                 }
-                (Some(link), None) => link.deregister(),
+                (Some(link), None) => link.socket.deregister(),
                 (None, _) => {}
             }
         }
@@ -501,7 +501,7 @@ impl Core {
     /// Tells the sockets whether an answer of the target is expected.
     fn expect(&mut self) {
         let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
-        self.sockets.links.iter_mut().flatten().for_each(|link| link.expect(is_expecting));
+        self.sockets.links.iter_mut().flatten().for_each(|link| link.socket.expect(is_expecting));
     }
 
     /// In a child process the connection and its shared state belong to the parent: the child sends nothing
@@ -564,7 +564,7 @@ impl Carrier for QueueSockets {
     ) -> Result<(), Failure> {
         let Some(link) = &mut self.links[slot] else { return Ok(()) };
         let transferred = link.poll(now, channel, &mut self.scratch, self.must_read);
-        self.counters.add(link.take_receives());
+        self.counters.add(std::mem::take(&mut link.receives));
         transferred
     }
 
