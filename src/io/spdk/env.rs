@@ -1,7 +1,9 @@
-//! SPDK's environment (DPDK's EAL): memory and PCI, started once per process.
+//! SPDK's environment (DPDK's EAL): memory and PCI, started once per process. Its heap has the pages of pools whose
+//! buffers devices access by DMA ([`DriverMemory`]).
 
 use std::ffi::CString;
 use std::fs;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +13,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use spdk_sys as sys;
 
 use super::log;
+use dlfs_base::buf::PageSource;
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// The running environment, which stays until the process ends.
@@ -181,6 +184,46 @@ unsafe extern "C" fn note_fork() {
 fn core_mask(affinity: Option<&CpuSet>) -> CString {
     let allowed = affinity.and_then(|set| (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)));
     CString::new(format!("[{}]", allowed.unwrap_or(0))).expect("digits have no NUL")
+}
+
+/// SPDK's heap as a source of pages.
+#[derive(Debug)]
+pub struct DriverMemory {
+    /// Gives the static a distinct address, by which buffers know their driver.
+    _place: u8,
+}
+
+static DRIVER_MEMORY: DriverMemory = DriverMemory { _place: 0 };
+
+/// The heap of the environment. Allocate from it only once the environment was started.
+pub fn driver_memory() -> &'static DriverMemory {
+    &DRIVER_MEMORY
+}
+
+// SAFETY: `allocate` returns zeroed memory of at least that length and the requested alignment, which nobody
+// else has until `free`. Any thread may call both: DPDK's heap has a lock.
+unsafe impl PageSource for DriverMemory {
+    fn allocate(&self, len: usize) -> Option<NonNull<u8>> {
+        if has_forked() {
+            return None;
+        }
+        // Whole huge pages are registered with devices as one region, so their length is the alignment.
+        // SAFETY: the environment runs: `driver_memory` is passed on only after it was started.
+        let start = unsafe { sys::spdk_dma_zmalloc(len, HUGE_LEN, null_mut()) };
+        NonNull::new(start.cast())
+    }
+
+    unsafe fn free(&self, start: NonNull<u8>) {
+        if !has_forked() {
+            // SAFETY: by the contract of `PageSource` it came from `allocate` and is freed once.
+            unsafe { sys::spdk_dma_free(start.as_ptr().cast()) };
+        }
+    }
+
+    fn is_foreign(&self) -> bool {
+        // The memory is shared with the parent process, which still uses it.
+        has_forked()
+    }
 }
 
 /// The longest delay of process exit: longer than detaching one controller can take.

@@ -9,7 +9,7 @@
 //! | connecting and detaching: one thread at a time | the caller: one keeper thread per process |
 //! | an I/O queue is used by one thread at a time | the lock in `queue.rs` |
 //! | a queue is freed before its controller is detached | `controller.rs`, [`Controller::shut`] |
-//! | a device writes only into memory that it can access | `memory.rs`, and the submitter |
+//! | a device writes only into memory that it can access | `DriverMemory`, and the submitter |
 //! | no background thread is in SPDK when the process exits | `env.rs`, [`at_work`] |
 //! | callbacks run in the middle of SPDK's work | they only record |
 //!
@@ -24,13 +24,11 @@ mod controller;
 mod env;
 mod keys;
 mod log;
-mod memory;
 mod queue;
 
 pub use controller::{Connecting, Controller, ControllerOptions, Identified, TransportId};
-pub use env::{Environment, at_work, start};
+pub use env::{DriverMemory, Environment, at_work, driver_memory, start};
 pub use keys::Key;
-pub use memory::{DriverMemory, driver_memory};
 pub use queue::{Command, Core, Gone, IoQueue, Payload, Refusal};
 
 use spdk_sys as sys;
