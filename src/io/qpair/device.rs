@@ -102,7 +102,7 @@ pub struct Capabilities {
     /// True if a successful write is known to have written the submitted bytes to the right blocks: no network
     /// lies between, or header and data digests covered every session so far.
     pub checks_writes: bool,
-    /// True if the kernel caches reads in memory: a file without O_DIRECT.
+    /// True for an image file or a block device that is read through the page cache, without O_DIRECT.
     pub is_page_cached: bool,
     /// The local file, block device or folder that holds the bytes, if there is one.
     pub local_path: Option<PathBuf>,

@@ -1,9 +1,10 @@
 //! A fence limits the time in which a writer may send writes.
 //!
 //! A writer with a lease may write only until the lease expires, since another writer may take over then. So it gives
-//! its queue pairs a [`Fence`]. Engines that can hold writes back check the fence when a write leaves their backlog
-//! for the device. NVMe/TCP, where bytes of a write may wait for the socket, checks it again in each turn. Bytes that
-//! were already sent cannot be recalled: see [`Capabilities::late_writes`](super::Capabilities::late_writes).
+//! its queue pairs a [`Fence`]. The engines NVMe/TCP, PCIe and SPDK, which can hold writes back, check the fence when a
+//! write leaves their backlog for the device. NVMe/TCP, where bytes of a write may wait for the socket, checks it again
+//! in each turn. Bytes that were already sent cannot be recalled: see
+//! [`Capabilities::late_writes`](super::Capabilities::late_writes).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

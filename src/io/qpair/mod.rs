@@ -65,8 +65,9 @@ use readiness::Registry;
 
 /// A polled submission and completion queue pair. One thread at a time uses it.
 ///
-/// Methods return at once, except [`QueuePair::poll`] of some engines: `pread` waits for the file system, `pcie` for
-/// the reset of a controller, and `spdk` for a device's queue that was lost while it connected.
+/// Methods return at once, except of some engines: `pread` waits in [`QueuePair::poll`] for the file system, `pcie`
+/// for the reset of a controller and for the mapping of new memory, and `spdk` for a device's queue that was lost while
+/// it connected.
 ///
 /// The default methods fit an engine that completes I/Os only in [`QueuePair::poll`] and ignores optional requests. A
 /// queue pair that wraps another one returns it from `below`; the default methods then forward to it. A queue pair
@@ -118,7 +119,7 @@ pub trait QueuePair: Send {
     }
 
     /// Writes submitted from now on are not sent while `fence` is closed: they end with [`IoError::Fenced`].
-    /// An engine that never holds writes back does nothing.
+    /// The engines of files and memory ignore the fence: they hold writes back for no longer than a few polls.
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         if let Some(below) = self.below_mut() {
             below.use_fence(fence);

@@ -18,7 +18,8 @@ pub struct ConnectOptions {
     pub hdr_digest: bool,
     /// Ask for data digests; a target that declines them is refused.
     pub data_digest: bool,
-    /// Ask for both digests, but accept a target that declines them.
+    /// Ask for both digests, but accept a target that declines them. This library's host does not ask for them with
+    /// TLS, which detects every change.
     pub prefer_digests: bool,
     /// Host NQN; `None`: from `/etc/nvme/hostnqn`, or else derived from this machine's identity.
     pub hostnqn: Option<Nqn>,
@@ -43,7 +44,8 @@ pub struct ConnectOptions {
     /// The derivation of TLS PSKs: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
     /// from before July 2025.
     pub tls_derivation: Derivation,
-    /// The number of I/O queues to ask for: one for each queue pair. The target may grant fewer.
+    /// The number of I/O queues to ask for. Queue pairs of one [`PairScope`](super::PairScope) share an I/O queue over
+    /// NVMe/TCP; any other queue pair has its own. The target may grant fewer.
     pub nr_io_queues: u16,
     /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
     pub queue_size: u16,
@@ -53,8 +55,9 @@ pub struct ConnectOptions {
     pub keep_alive_tmo: Duration,
     /// The time for which the host tries to reconnect before it gives up a lost controller.
     pub ctrl_loss_tmo: Duration,
-    /// The longest time without progress of a queue pair with outstanding I/O. After it, the connection is
-    /// closed, and the reads are issued again on another connection.
+    /// The longest time without progress of a queue pair with outstanding I/O; over NVMe/TCP with further paths at most
+    /// 1.1 `keep_alive_tmo`. After it, the connection is closed, and the reads are issued again on another connection;
+    /// on PCIe and over vfio-user, the command is aborted.
     pub io_timeout: Duration,
     /// The least number of bytes that must arrive within `io_timeout` while no I/O completes. 0: one whole PDU
     /// without data counts as progress, or 64 KiB in either direction. Above 0: for read-only connections to
@@ -65,7 +68,7 @@ pub struct ConnectOptions {
     /// The timeout of a TCP connect.
     pub tcp_connect_timeout: Duration,
     /// Further addresses of the same namespace. Over NVMe/TCP, sessions are kept on two paths at a time; through SPDK,
-    /// another path is used when one is down.
+    /// another path is used when one is down. Not for `pcie:` and vfio-user addresses.
     pub paths: Vec<Address>,
     /// Use of O_DIRECT for files.
     pub direct: Direct,

@@ -15,6 +15,7 @@ impl HostIdentity {
     /// The NQN from the options, else from nvme-cli's file, else derived from the machine's identity. The identifier
     /// from the options, else from nvme-cli's file if the NQN comes from there, too, else derived from the NQN.
     pub(in crate::qpair) fn new(options: &ConnectOptions) -> HostIdentity {
+        let nqn_file = || Nqn::new(fs::read_to_string("/etc/nvme/hostnqn").ok()?.trim()).ok();
         let id_file = || parse_uuid(&fs::read_to_string("/etc/nvme/hostid").ok()?);
         let (nqn, configured_id) = match &options.hostnqn {
             Some(nqn) => (nqn.clone(), None),
@@ -52,11 +53,6 @@ fn randomness() -> Result<Randomness> {
     let mut bytes = [0; Randomness::LEN_BYTES];
     draw(&mut bytes)?;
     Ok(Randomness::from_bytes(bytes))
-}
-
-/// The host NQN in nvme-cli's file; `None`: there is no valid one.
-fn nqn_file() -> Option<Nqn> {
-    Nqn::new(fs::read_to_string("/etc/nvme/hostnqn").ok()?.trim()).ok()
 }
 
 /// The host identifier for an NQN: the UUID in an NQN of the UUID format; for any other NQN a hash, which is never zero

@@ -22,16 +22,6 @@ use dlfs_nvme::tcp::Digests;
 use dlfs_nvme::tcp::host::Transfer;
 
 impl Terms {
-    /// The parameters by which the admin queue connects.
-    fn of_admin_queue(&self) -> ConnectTerms {
-        ConnectTerms {
-            common: self.clone(),
-            cntlid: ConnectData::CNTLID_DYNAMIC,
-            qid: 0,
-            num_entries: ADMIN_QUEUE_ENTRIES,
-        }
-    }
-
     /// The parameters by which I/O queue `qid` connects to this admin queue's controller.
     pub(crate) fn of_io_queue(
         &self,
@@ -204,8 +194,14 @@ struct LogReading {
 impl Controller {
     /// Creates a controller whose TCP connection has been started.
     pub fn new(now: Instant, terms: Terms) -> Controller {
+        let admin_terms = ConnectTerms {
+            common: terms.clone(),
+            cntlid: ConnectData::CNTLID_DYNAMIC,
+            qid: 0,
+            num_entries: ADMIN_QUEUE_ENTRIES,
+        };
         Controller {
-            channel: Channel::new(now, terms.of_admin_queue()),
+            channel: Channel::new(now, admin_terms),
             terms,
             identified: Identified::default(),
             join_info: JoinInfo::default(),
