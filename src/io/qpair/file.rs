@@ -1,6 +1,6 @@
 //! An image file or a block device as a namespace.
 //!
-//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`pread.rs`) if io_uring is
+//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`PreadPair`, below) if io_uring is
 //! not available or is slower, as for reads of tmpfs. A file opened with O_DIRECT keeps a second descriptor
 //! without it, for the few I/Os whose memory or offset is not aligned for O_DIRECT (`transfer.rs`).
 //!
@@ -9,6 +9,7 @@
 //! that excludes others, as on remote namespaces ([`FileOptions::or_lease`]). Readers hold no lock, because generations
 //! (see `format`) protect them. A read past the current end of the file is an error; it never returns zeroes.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -20,13 +21,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
-use super::pread::PreadPair;
-use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
+use super::transfer::{DirectFile, Files, QUEUE_DEPTH, Step, Transfer};
 use super::uring::UringPair;
-use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
+use super::{Capabilities, Completion, Device, Direct, Io, IoOp, Namespace, PairScope, QueuePair};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::process::{NotInherited, mark_ours};
-use dlfs_base::units::round_up;
+use dlfs_base::units::{Lba, round_up};
 
 /// Options of opening a file as a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -445,6 +445,79 @@ fn memory_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
+/// A queue pair without io_uring: `poll` runs each I/O to its end by calls of `pread`, `pwrite` or `fdatasync`, which
+/// block.
+struct PreadPair {
+    files: Arc<Files>,
+    namespace: Namespace,
+    /// I/Os that were taken and that no `poll` has run yet.
+    taken: VecDeque<Io>,
+}
+
+impl PreadPair {
+    fn new(files: Arc<Files>, namespace: Namespace) -> PreadPair {
+        let taken = VecDeque::with_capacity(usize::from(namespace.queue_depth));
+        PreadPair { files, namespace, taken }
+    }
+
+    /// Runs an I/O to its end.
+    fn run(&self, io: Io) -> Completion {
+        if let Err(error) = self.namespace.check(&io) {
+            return io.end(Err(error));
+        }
+        let mut transfer = Transfer::new(io, self.namespace.block_len_bytes);
+        loop {
+            let result = self.call(&mut transfer);
+            if let Step::Ended(result) = transfer.advance(result) {
+                return transfer.io.end(result);
+            }
+        }
+    }
+
+    /// Makes the next system call; returns the bytes that it transferred.
+    fn call(&self, transfer: &mut Transfer) -> Result<usize, Errno> {
+        let file = transfer.file(&self.files);
+        let offset = transfer.offset();
+        let moved = transfer.moved;
+        match transfer.io.op {
+            IoOp::Read => rustix::io::pread(file, &mut transfer.io.buf[moved..], offset),
+            IoOp::Write => rustix::io::pwrite(file, &transfer.io.buf[moved..], offset),
+            IoOp::Flush => rustix::fs::fdatasync(file).map(|()| 0),
+        }
+    }
+}
+
+impl QueuePair for PreadPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.files.refresh(&mut self.namespace);
+        let room = usize::from(self.namespace.queue_depth) - self.taken.len();
+        let count = room.min(pending.len());
+        self.taken.extend(pending.drain(..count));
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = max.min(self.taken.len()).min(BURST);
+        for _ in 0..count {
+            let io = self.taken.pop_front().expect("counted above");
+            done.push(self.run(io));
+        }
+        count
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.files.drop_cached(slba, len_bytes, &self.namespace);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+}
+
 /// The name of the engine: see [`Namespace::engine`].
 fn engine(uses_uring: bool, is_direct: bool) -> String {
     let calls = if uses_uring { "io_uring" } else { "pread" };
@@ -458,3 +531,6 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
+/// The most I/Os of one `poll` of a [`PreadPair`], so that the caller regains control between slow I/Os.
+const BURST: usize = 16;

@@ -26,7 +26,6 @@ mod outstanding;
 pub mod pcie;
 #[doc(hidden)]
 pub mod pieces;
-mod pread;
 pub mod readiness;
 mod remote;
 mod scope;

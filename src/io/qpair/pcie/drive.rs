@@ -99,7 +99,7 @@ impl ControllerPlace {
         }
     }
 
-    /// Opens the bus at this place. `limit` bounds the wait for the process that emulates a controller.
+    /// Opens the bus at this place. A process that emulates a controller has `limit` for each of its replies.
     fn connect(&self, limit: Duration) -> Result<Arc<dyn Bus>, Fault> {
         match self {
             ControllerPlace::Pci(address) => Ok(Arc::new(Vfio::open(address)?)),

@@ -86,8 +86,8 @@ fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
     Ok(drive)
 }
 
-/// Reads the Identify data of the controller and of its active namespaces, 4,096 bytes each, by NSID. The controller's
-/// data come first, with NSID 0.
+/// Reads the Identify data of the controller and of its first 1,024 active namespaces, 4,096 bytes each, by NSID. The
+/// controller's data come first, with NSID 0.
 ///
 /// Connects unless this process has done so. The strings in the data come from the device: check them.
 ///

@@ -156,7 +156,7 @@ pub struct SessionStats {
     pub failovers: u64,
     /// Paths to the controller: the socket addresses to which the given addresses resolve.
     pub paths: u64,
-    /// Paths that have failed since a session was last live.
+    /// Paths that have failed since a session was last live: on the same path if two sessions are kept, else on any.
     pub failed_paths: u64,
     /// Transfers whose data digest was wrong.
     pub damaged: u64,
