@@ -1,5 +1,5 @@
-//! Namespaces in memory, for tests, benches and targets: of this process alone ([`MemNamespace`]), or memory that other
-//! processes map ([`SharedMemory`]). An I/O is one copy, made in `poll` on the caller's thread.
+//! Namespaces in memory, for tiers and stores, tests and benches: in memory of this process alone ([`MemNamespace`]),
+//! or in memory that other processes map ([`SharedMemory`]). An I/O is one copy, made in `poll` on the caller's thread.
 //!
 //! The bytes of a [`MemNamespace`] are divided into stripes with a lock each, so that queue pairs of many threads read
 //! in parallel and a writer blocks few of them. Read-only queue pairs let callers borrow their bytes. A write to a

@@ -118,7 +118,7 @@ pub trait QueuePair: Send {
     }
 
     /// Writes submitted from now on are not sent while `fence` is closed: they end with [`IoError::Fenced`].
-    /// The engines of files and memory ignore the fence: they hold writes back for no longer than a few polls.
+    /// The engines of files and memory ignore the fence, since writes do not wait there for a connection.
     fn use_fence(&mut self, fence: &Arc<Fence>) {
         if let Some(below) = self.below_mut() {
             below.use_fence(fence);

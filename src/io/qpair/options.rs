@@ -44,8 +44,9 @@ pub struct ConnectOptions {
     /// The derivation of TLS PSKs: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
     /// from before July 2025.
     pub tls_derivation: Derivation,
-    /// The number of I/O queues to ask for. Queue pairs of one [`PairScope`](super::PairScope) share an I/O queue over
-    /// NVMe/TCP; any other queue pair has its own. The target may grant fewer.
+    /// The number of I/O queues to ask for. Over NVMe/TCP, the queue pairs of one controller in one
+    /// [`PairScope`](super::PairScope) share an I/O queue; any other queue pair has its own. The target may grant
+    /// fewer.
     pub nr_io_queues: u16,
     /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
     pub queue_size: u16,

@@ -71,7 +71,7 @@ struct HandleState {
     registry: Option<Registry>,
 }
 
-/// The origin of an I/O that the shared queue pair has taken.
+/// The handle that submitted an I/O, and the I/O's tag there.
 struct Owner {
     /// The number of the handle.
     handle: u64,

@@ -9,7 +9,7 @@
 //! ([`Pinned`]): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
 //! from the page cache then take less processor time than `pread`; without registration they take slightly
 //! more. A poll starts one burst that fits in the second-level cache, so that bytes from the page cache are
-//! used while they are in the processor's cache. It starts another only if none has completed.
+//! used while they are in the processor's cache. It starts another burst only if no I/O has completed.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;

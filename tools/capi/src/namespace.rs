@@ -355,7 +355,7 @@ impl Work {
     }
 
     /// Polls until there is a completion, nothing is outstanding, or `wait_ms` have passed. Takes at most `max`
-    /// completions; does not wait for 0.
+    /// completions; does not wait if `max` is 0.
     fn wait(&mut self, max: usize, wait_ms: u32, stop: &mut Stop) -> Result<(), Failure> {
         let now = Instant::now();
         let until = now + Duration::from_millis(wait_ms.into());

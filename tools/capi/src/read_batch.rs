@@ -110,7 +110,7 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
     let division = mount.division;
     let mut sink = Sink {
         stop: mount.stop,
-        place: Placement::new(mount, &ids, request)?,
+        destination: Destination::new(mount, &ids, request)?,
         arrived: request.arrived,
         user: request.user,
         division,
@@ -131,26 +131,26 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
         }
         items.push(item);
     }
-    let batch = sink.place.out.is_null().then_some(read.batch);
+    let batch = sink.destination.out.is_null().then_some(read.batch);
     // SAFETY: the items point into `batch` or into the memory that the caller lends until release.
     unsafe { hand_out(out, batch, items, table, (0, false)) }
 }
 
 /// The destination of each sample in the caller's memory.
-struct Placement {
+struct Destination {
     /// NULL: the samples stay in the library's memory.
     out: *mut u8,
     /// The offset of each sample; empty without memory of the caller.
     offsets: Vec<usize>,
 }
 
-impl Placement {
+impl Destination {
     /// Lays the samples out one behind the other in the memory that `request` names.
-    fn new(mount: &Mount, ids: &[SampleId], request: &ReadRequest) -> Result<Placement, Failure> {
+    fn new(mount: &Mount, ids: &[SampleId], request: &ReadRequest) -> Result<Destination, Failure> {
         let out = request.out.cast::<u8>();
         if out.is_null() {
             return match request.out_len {
-                0 => Ok(Placement { out, offsets: Vec::new() }),
+                0 => Ok(Destination { out, offsets: Vec::new() }),
                 _ => Err(Failure::invalid("out is NULL and out_len is not 0")),
             };
         }
@@ -165,7 +165,7 @@ impl Placement {
             let text = format!("the samples have {need} bytes, out has {}", request.out_len);
             return Err(Failure::new(DLFS_E_TOO_SMALL, text));
         }
-        Ok(Placement { out, offsets })
+        Ok(Destination { out, offsets })
     }
 }
 
@@ -173,7 +173,7 @@ impl Placement {
 /// caller's function.
 struct Sink {
     stop: Stop,
-    place: Placement,
+    destination: Destination,
     arrived: Arrived,
     user: *mut c_void,
     division: Division,
@@ -185,13 +185,13 @@ impl Watch for Sink {
     }
 
     fn arrived(&mut self, batch: &Batch, index: usize) {
-        if !self.place.out.is_null() {
+        if !self.destination.out.is_null() {
             // A record shorter than its table of lengths is damaged, and none of it is copied.
             let bytes = batch.bytes(index).get(self.division.table_len()..).unwrap_or_default();
-            // SAFETY: `Placement::new` has laid out all samples within the caller's memory, by
+            // SAFETY: `Destination::new` has laid out all samples within the caller's memory, by
             // their lengths in the directory, which verified samples have.
             unsafe {
-                let to = self.place.out.add(self.place.offsets[index]);
+                let to = self.destination.out.add(self.destination.offsets[index]);
                 to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             }
         }
@@ -207,11 +207,11 @@ impl Sink {
     /// The item of the sample at `index` of `batch`, with the address that the caller sees.
     fn item(&self, batch: &Batch, index: usize, table: &mut FieldTable) -> Item {
         let record = batch.bytes(index);
-        let body = if self.place.out.is_null() {
+        let body = if self.destination.out.is_null() {
             record.as_ptr().wrapping_add(self.division.table_len())
         } else {
-            // Laid out by `Placement::new`, and filled when the sample arrived.
-            self.place.out.wrapping_add(self.place.offsets[index]).cast_const()
+            // Laid out by `Destination::new`, and filled when the sample arrived.
+            self.destination.out.wrapping_add(self.destination.offsets[index]).cast_const()
         };
         let mut item = item_of(batch, index);
         table.add(&mut item, record, body);
