@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::drive::{Drive, Reach, error_of};
+use super::{Drive, Reach, error_of};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
