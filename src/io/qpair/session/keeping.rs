@@ -1,5 +1,5 @@
 //! The turn of the keeper's thread, which passes events and actions between the sessions and their admin queues. The
-//! thread runs it with sockets, a simulation with a simulated network.
+//! thread runs the turn with the connections of a transport, a simulation with a simulated network.
 
 use std::fmt;
 use std::time::Instant;

@@ -121,7 +121,7 @@ pub struct Lifecycle<P, J> {
     /// Never empty; in the user's order.
     pub(super) portals: Arc<[P]>,
     slots: [SessionSlot<P, J>; NUM_SLOTS],
-    /// The slot of the main session. While it is not live, the other slot is empty.
+    /// The slot of the main session. While that is not live, the other slot has no live session either.
     main: usize,
     /// True if a session on another path is kept beside the main session.
     pub(super) keeps_two: bool,
@@ -139,7 +139,7 @@ pub struct Lifecycle<P, J> {
     num_tried: usize,
     /// The number of the next session.
     next_number: u64,
-    /// Sessions that replaced an earlier one of their slot.
+    /// Sessions that replaced an earlier one.
     reconnects: u64,
     /// Times that the other session became the main one.
     failovers: u64,
@@ -163,7 +163,7 @@ struct SessionSlot<P, J> {
     /// Unused queue identifiers of the session, the longest unused first.
     free_qids: VecDeque<u16>,
     backoff: Backoff,
-    /// True once the slot has had a session.
+    /// True if the next session of the slot replaces an earlier one.
     was_live: bool,
 }
 

@@ -261,8 +261,8 @@ impl IoQueue {
         channels.chain(retry).chain(backlog).min()
     }
 
-    /// Records that these blocks returned corrupt data: a member's next read of them sets Force Unit Access
-    /// (FUA).
+    /// Records that these blocks returned corrupt data: a member's next read of them sets Force Unit Access (FUA). Does
+    /// nothing while the member has `MAX_CORRUPT` such ranges.
     pub(crate) fn report_corrupt(&mut self, member: usize, blocks: Range<u64>) {
         let corrupt = &mut self.members[member].corrupt;
         if corrupt.len() < MAX_CORRUPT {
