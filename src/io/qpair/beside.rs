@@ -44,9 +44,11 @@ pub struct BesideFile {
 
 /// The appended files, which all queue pairs share.
 struct Appended {
+    /// The folder of the files.
     folder: PathBuf,
     /// By ascending offset.
     files: Vec<BesideFile>,
+    /// True if files may be created and written, as the medium may.
     is_writable: bool,
     /// The length of a block of the namespace, in bytes.
     block_len: u64,
@@ -102,8 +104,10 @@ impl Device for WithFiles {
     }
 }
 
+/// A queue pair of the medium, with threads that run the I/Os on files.
 struct BesidePair {
     medium: Box<dyn QueuePair>,
+    /// The namespace with the appended files.
     namespace: Namespace,
     /// The first block that belongs to a file.
     first_block: u64,

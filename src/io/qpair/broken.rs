@@ -44,6 +44,7 @@ pub(super) fn broken(device: Arc<dyn Device>, spec: &str) -> Arc<dyn Device> {
     Arc::new(FaultyDevice { device, fault, num_good, thread: thread.into() })
 }
 
+/// The faults; the module's page describes each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     Panics,
@@ -52,6 +53,7 @@ enum Fault {
     Fails,
 }
 
+/// A device whose queue pairs have the fault.
 struct FaultyDevice {
     device: Arc<dyn Device>,
     fault: Fault,

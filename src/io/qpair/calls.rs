@@ -29,6 +29,7 @@ pub struct Calls {
     done: Vec<(usize, Completion)>,
     /// Set if an I/O has ended since the last [`Calls::turn`], while one call was waited for.
     has_ended: bool,
+    /// See [`Calls::set_fence`]; `None`: no fence.
     fence: Option<Arc<Fence>>,
 }
 
@@ -40,6 +41,7 @@ pub struct Ticket(u32);
 /// piece of the buffer in the low ones.
 struct Call {
     number: u32,
+    /// The index of the queue pair.
     pair: usize,
     op: IoOp,
     /// The first block of the call.

@@ -39,6 +39,7 @@ pub struct Readiness {
 #[derive(Clone)]
 pub struct Registry {
     set: Arc<EpollSet>,
+    /// The queue pair's index in the poller.
     member: usize,
     mark: Arc<Mark>,
 }
@@ -59,7 +60,7 @@ struct EpollSet {
 
 /// A registered descriptor, as the poller sees it.
 struct Source {
-    /// The queue pair of the descriptor.
+    /// The index of the descriptor's queue pair in the poller.
     member: usize,
     /// True if the owner reads the descriptor by system calls; otherwise it only ends a sleep.
     is_read: bool,
@@ -295,12 +296,14 @@ impl Source {
 ///
 /// A descriptor that is not registered always counts as ready.
 pub struct Watched<F: AsFd> {
+    /// `None`: the descriptor is not registered.
     registration: Option<Registration>,
     /// True while the owner expects data.
     is_expected: bool,
     fd: F,
 }
 
+/// The registration of a descriptor in an epoll set.
 struct Registration {
     set: Arc<EpollSet>,
     /// The descriptor's token in the set.

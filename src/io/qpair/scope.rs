@@ -41,6 +41,7 @@ struct ScopeSlot {
     failures: AtomicU64,
 }
 
+/// The state of a slot.
 struct SlotState {
     /// The value, while a queue pair holds it.
     shared: Weak<dyn Any + Send + Sync>,

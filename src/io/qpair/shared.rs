@@ -220,6 +220,7 @@ struct SharedHandle {
     refused_at: u64,
     /// Set once the poller was asked to submit again since `refused_at`.
     asked_again: bool,
+    /// The fence of the handle's writes; `None`: no fence.
     fence: Option<Arc<Fence>>,
     /// The epoll set of the shared queue pair; `None` when the process has reached its limit of descriptors.
     set: Option<Watched<OwnedFd>>,

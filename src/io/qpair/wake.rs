@@ -26,7 +26,9 @@ pub(super) struct Wake {
 
 /// The mark of one queue pair.
 pub(super) struct Mark {
+    /// The queue pair's index in the poller.
     member: usize,
+    /// Set from `mark` until `take_marks`.
     is_set: AtomicBool,
 }
 

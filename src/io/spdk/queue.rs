@@ -57,6 +57,7 @@ pub struct Core<T: Payload> {
     raw: Option<NonNull<sys::spdk_nvme_qpair>>,
     /// Poll group of the queue, for transports on which polling a group is faster.
     group: Option<NonNull<sys::spdk_nvme_poll_group>>,
+    /// The namespace, which belongs to the controller.
     ns: NonNull<sys::spdk_nvme_ns>,
     /// Written by callbacks; SPDK holds its address.
     board: NonNull<Board>,
@@ -64,6 +65,7 @@ pub struct Core<T: Payload> {
     payloads: Box<[Option<T>]>,
     /// The numbers of unused slots.
     free: Vec<u16>,
+    /// Set once the queue was seen connected, until it is ended.
     is_connected: bool,
 }
 
@@ -231,12 +233,12 @@ impl<T: Payload> Core<T> {
         ))
     }
 
-    /// Makes progress and returns up to `max` ended commands.
+    /// Makes progress, and passes at most `max` commands that have ended to `ended`; returns their number.
     ///
     /// # Errors
     /// The queue is gone or lost: call [`Core::end`]. Commands that ended before were returned.
     pub fn poll(&mut self, max: usize, mut ended: impl FnMut(T, Status)) -> Result<usize, Gone> {
-        let limit = u32::try_from(max).unwrap_or(0);
+        let limit = u32::try_from(max).unwrap_or(0); // to SPDK, 0 means no limit
         let code = match (self.raw, self.group) {
             (None, _) => -1,
             // SAFETY: the group is live while the queue is; the callback only stores.

@@ -23,6 +23,7 @@ pub struct Session {
     identity: Option<String>,
 }
 
+/// The progress of a session.
 enum Phase {
     Handshake(Handshake),
     Established(Box<Records>),

@@ -83,6 +83,7 @@ pub(crate) struct Queue {
     namespace: Namespace,
     /// The address of the first buffer. C gets the addresses of all buffers, which never move.
     buffers_start: usize,
+    /// The number of buffers, which lie one behind the other.
     num_buffers: u32,
     /// The length of each buffer in bytes.
     buffer_len: usize,

@@ -18,6 +18,7 @@ use crate::options::{DLFS_PEER_RECORD, SequenceOptions};
 pub(crate) struct Joined {
     /// The data set, read through the peers.
     dataset: Dataset,
+    /// The meeting at which the ranks have joined, and will leave.
     meeting: Meeting,
     /// The options of the sequence that has joined. Its functions are called again when the ranks leave.
     given: SequenceOptions,

@@ -144,7 +144,9 @@ pub(crate) struct Writing {
     pub(crate) writer: Mutex<Option<Output>>,
     /// The namespaces of the image, for its catalogue.
     pub(crate) image: Vec<Address>,
+    /// The options for connections, to add the new version to a catalogue.
     pub(crate) connect: ConnectOptions,
+    /// Says whether a catalogue notes an append or an import.
     pub(crate) onto: Onto,
 }
 

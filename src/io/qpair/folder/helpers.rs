@@ -22,7 +22,9 @@ pub(in crate::qpair) struct Helpers {
     shared: Arc<HelpersShared>,
     /// The event that the queue pair's poller watches.
     watched: Watched<Arc<HelpersShared>>,
+    /// The number of threads that were started.
     num_threads: usize,
+    /// The limit of `num_threads`.
     most_threads: usize,
     /// Tells the process that has the threads from a forked child, which has none of them.
     process: Forked<()>,
@@ -232,9 +234,11 @@ pub fn helped_pair(
     Ok(Box::new(HelpedPair { namespace, helpers, outstanding: 0 }))
 }
 
+/// A queue pair whose threads run all I/Os.
 struct HelpedPair {
     namespace: Namespace,
     helpers: Helpers,
+    /// I/Os that were taken and whose completions were not returned yet.
     outstanding: usize,
 }
 

@@ -74,6 +74,7 @@ impl Stamp {
 /// The files of a folder in order, and values derived from them.
 #[derive(Debug)]
 pub(super) struct Listing {
+    /// By ascending offset.
     pub(super) files: Vec<FolderFile>,
     /// The names of the class folders, in order.
     pub(super) classes: Vec<Vec<u8>>,
@@ -221,6 +222,7 @@ struct Found {
     classes: Vec<Vec<u8>>,
 }
 
+/// A file or an object that was found.
 struct FoundFile {
     /// The path of the file's folder beneath the listed one, with a slash at the end; empty for the listed one.
     folder: Vec<u8>,
@@ -360,6 +362,7 @@ impl Walk<'_> {
 #[derive(Default)]
 struct Remarks(Vec<Remark>);
 
+/// A remark about entries.
 struct Remark {
     text: &'static str,
     /// The number of entries.

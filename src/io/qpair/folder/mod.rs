@@ -62,9 +62,11 @@ pub struct FolderStats<N = u64> {
 
 type Counters = FolderStats<AtomicU64>;
 
+/// The state of an open folder that its queue pairs share.
 struct Folder {
+    /// The absolute path of the folder; of objects their address, for display.
     root: PathBuf,
-    /// The store, if the files are objects; `root` is then its address, for display.
+    /// The store, if the files are objects.
     store: Option<Store>,
     listing: Listing,
     counters: Arc<Counters>,

@@ -89,6 +89,7 @@ pub trait Carrier {
 pub struct IoQueue {
     /// The parameters of connections; each takes the subsystem from the portal of its session.
     terms: Terms,
+    /// The time without any success after which I/Os in the backlog fail.
     ctrl_loss_tmo: Duration,
     members: Slab<QueueMember>,
     /// True if some member has a fence.
@@ -130,6 +131,7 @@ struct QueueMember {
     is_removed: bool,
 }
 
+/// The state of a slot's connection.
 #[derive(Debug)]
 enum SlotState {
     /// No connection; the next attempt is at this time. `attempt` is the number of that attempt within one session,

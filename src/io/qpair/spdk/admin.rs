@@ -38,6 +38,7 @@ pub(super) struct Admin {
     next_poll: Instant,
 }
 
+/// The progress of reaching the controller.
 enum AdminStage {
     /// Another namespace is connecting to the controller or uses it with other options, or an earlier controller
     /// has not ended yet.
@@ -58,6 +59,7 @@ struct SharedController {
 static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { entries: Vec::new(), orphans: Vec::new() });
 
+/// The list of this process's controllers.
 struct Registry {
     /// Controllers that are connected, or being connected.
     entries: Vec<Entry>,
@@ -68,6 +70,7 @@ struct Registry {
 /// The transport ID, and the host NQN.
 type ControllerKey = (TransportId, String);
 
+/// A controller in the list.
 struct Entry {
     key: ControllerKey,
     /// The options of the connection, as text: namespaces with other options do not share the controller.

@@ -37,6 +37,7 @@ pub(super) struct SpdkQueuePair {
     now: Instant,
 }
 
+/// The state of a queue pair's connection.
 enum PairState {
     /// No connection; the next attempt is at this time.
     Down { retry_at: Instant },

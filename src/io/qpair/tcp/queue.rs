@@ -50,6 +50,7 @@ struct Membership {
     namespace: Namespace,
     /// The number of sessions that the queue had joined then.
     num_joins: u64,
+    /// The fence of the queue pair's writes; `None`: no fence.
     fence: Option<Arc<Fence>>,
     outstanding: Outstanding,
 }
