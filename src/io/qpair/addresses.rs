@@ -220,6 +220,7 @@ pub fn engines() -> Vec<Engine> {
     ]
 }
 
+/// The row of SPDK, with the transports that it has.
 #[cfg(feature = "spdk")]
 fn spdk() -> Engine {
     let transports: Vec<String> = crate::spdk::transports()
@@ -234,6 +235,7 @@ fn spdk() -> Engine {
     Engine { name: "spdk", compiled_in: true, reaches }
 }
 
+/// The row of SPDK, which this build lacks.
 #[cfg(not(feature = "spdk"))]
 fn spdk() -> Engine {
     let reaches = "spdk:nvme-tcp:// and trtype:PCIE|RDMA need a build with --features spdk";

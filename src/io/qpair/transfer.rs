@@ -159,6 +159,7 @@ impl Transfer {
         files.direct.as_ref().filter(|direct| !self.buffered_only && self.is_aligned(direct))
     }
 
+    /// Returns whether memory, offset and length of the remaining bytes have the alignment that `direct` needs.
     fn is_aligned(&self, direct: &DirectFile) -> bool {
         let rest = &self.io.buf[self.moved..];
         rest.as_ptr().addr().is_multiple_of(direct.mem_align)

@@ -320,6 +320,7 @@ impl<T: Payload> Drop for Core<T> {
 }
 
 impl Board {
+    /// Allocates a board for `depth` commands, which the caller frees; its slots know its address.
     fn new(depth: u16) -> NonNull<Board> {
         let slots =
             (0..depth).map(|number| CommandSlot { board: null_mut(), number, status: 0 }).collect();

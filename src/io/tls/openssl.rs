@@ -110,6 +110,10 @@ pub(super) struct Handshake {
 unsafe impl Send for Handshake {}
 
 impl Handshake {
+    /// Creates one side of a handshake, which begins with [`Handshake::step`].
+    ///
+    /// # Errors
+    /// `NoLibrary`, or OpenSSL refuses a setting or has no memory.
     pub(super) fn new(side: Side) -> Result<Handshake, TlsError> {
         let shared = shared()?;
         let OpenSsl { library, ssl_context } = shared;

@@ -226,6 +226,7 @@ impl Sink {
         item
     }
 
+    /// Passes an item to the caller's function, if there is one.
     fn show(&self, mut item: Item) {
         if let Some(arrived) = self.arrived {
             show_whole(std::slice::from_mut(&mut item));

@@ -133,6 +133,8 @@ impl<T: Transport> Deref for Remote<T> {
 }
 
 impl<T: Transport> Remote<T> {
+    /// Creates the state of a controller's namespaces; the keeper connects once it has the remote. `portals` are not
+    /// empty. `seen`: the namespaces, if they were identified before, which every session must then have.
     pub(in crate::qpair) fn new(
         options: ConnectOptions,
         portals: Vec<T::Portal>,
