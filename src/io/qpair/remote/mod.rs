@@ -63,11 +63,11 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     /// The keepers of this transport.
     fn keepers() -> &'static Keepers<Self>;
 
-    /// The name of the engine: `tcp (header digest)`.
+    /// The name of the engine, such as `tcp (header digest)`.
     fn engine(remote: &Remote<Self>, identified: &Identified) -> String;
 }
 
-/// One route to the namespaces: a socket address that the name in one of the user's paths resolves to.
+/// One route to the namespaces: over a network, a socket address that the name in one of the user's paths resolves to.
 pub(in crate::qpair) trait Portal: Clone + fmt::Display + Send + Sync {
     /// The user's address; with `nsid`, the address of that namespace.
     fn address(&self, nsid: Option<Nsid>) -> String;
