@@ -154,7 +154,7 @@ pub struct Lifecycle<P, J> {
     actions: VecDeque<Action>,
 }
 
-/// The place of one session after another.
+/// A slot, which has one session at a time.
 #[derive(Debug)]
 struct SessionSlot<P, J> {
     stage: SlotStage<P, J>,
@@ -533,11 +533,11 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// Logs a failure: as a warning if the user does not learn of it otherwise.
     fn report_failure(&mut self, failure: &Failure, portal: usize, opening: bool, was_live: bool) {
-        // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
-        // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
+        // With a single path, the caller that opens gets the failure as its error. A loss without a reconnect is the
+        // error of the next I/O, and no warning: peers lose each other at the end of each job.
         let has_several = self.portals.len() > 1;
         let reconnects = has_several || !self.limits.ctrl_loss_tmo.is_zero();
-        // A refusal may last until somebody acts. The attempts after it fail alike, and say nothing.
+        // A refusal may last until somebody acts. Later attempts fail alike, and are no warnings.
         let is_refusal = matches!(failure.kind, ErrorKind::Refused | ErrorKind::Unsupported);
         let is_news = is_refusal && self.failures[portal].as_ref() != Some(failure);
         if opening && has_several {
@@ -562,7 +562,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             };
             self.slots[slot].stage = SlotStage::Waiting { until: now + wait };
         } else if self.num_tried >= self.portals.len() || !backoff.is_fresh {
-            // The other portals were tried at once, then this one; after that, it waits longer each time.
+            // All portals were tried in this round, or a session failed early: wait, longer each time.
             self.slots[slot].stage = SlotStage::Waiting { until: now + backoff.next() };
         } else {
             self.connect_next(now);

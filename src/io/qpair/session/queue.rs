@@ -579,7 +579,7 @@ impl IoQueue {
     }
 
     /// Closes the connection, so that its buffers are free. I/Os that were answered are completed; the others
-    /// are issued again or fail for this reason.
+    /// are issued again or fail for this reason. `has_failed`: the session ends with the connection.
     fn close(
         &mut self,
         slot: usize,
