@@ -111,7 +111,7 @@ impl FileNamespace {
         }
         let len = len_of(&buffered).map_err(|e| cannot_open(path, e))?;
         let block_len_bytes = block_len(&buffered, is_block_device, len, path)?;
-        // Leases should bypass the page cache, so that machines see each other's.
+        // Under a lease, bypasses the page cache, so that machines see each other's leases.
         let prefers_direct = is_block_device || writable && !is_locked || len > memory_bytes() / 2;
         let direct = open_direct(path, &options, writable, prefers_direct)?;
         let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);

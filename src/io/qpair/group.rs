@@ -10,9 +10,10 @@
 //!
 //! The cost of a turn depends on the number of ready queue pairs, not on the number of all queue pairs. A turn
 //! polls a queue pair if one of its descriptors is ready ([`Readiness`]), its [`Notice`] asks for it, it took
-//! new I/O, it is marked, or its timeout has expired. A queue pair that receives a completion of another queue
-//! pair on the same connection marks the other one, which is polled in the same turn. All queue pairs are
-//! polled once in `ALL_INTERVAL`, to notice changes by other threads; this costs no system call.
+//! new I/O, its last poll reached the limit of completions, it is marked, or its timeout has expired. A queue pair
+//! that receives a completion of another queue pair on the same connection marks the other one, which is polled in
+//! the same turn. All queue pairs are polled once in `ALL_INTERVAL`, to notice changes by other threads; this costs
+//! no system call.
 //!
 //! Waiting is adaptive. While I/Os are outstanding, a wait first returns at once, so that the loop spins, for at most
 //! 250 µs ([`Spinning`]). Then a wait sleeps on the registered descriptors, unless busy polling is set or a queue pair

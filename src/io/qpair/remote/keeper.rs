@@ -1,4 +1,4 @@
-//! The keeper: the thread of a process that owns all admin queues of a transport.
+//! The keeper: the thread of a process that owns the admin queues of all remotes of a transport.
 //!
 //! It connects controllers, keeps them alive, handles their events, and reconnects when they are lost. It does so also
 //! while no queue pair is polled: a trainer that computes for a minute keeps its connections. It starts with the first
