@@ -285,7 +285,7 @@ impl Controller {
     /// yet.
     ///
     /// # Errors
-    /// `Disconnected`: the controller was shut down. `Refused`: it grants no more queues.
+    /// `Disconnected`: the controller was shut down or abandoned. `Refused`: it grants no more queues.
     pub fn io_queue<T: Payload + Send + 'static>(
         &self,
         nsid: Nsid,

@@ -2,7 +2,7 @@
 //!
 //! Each key belongs to one host and one subsystem and is ready for use: its description is the PSK identity,
 //! its payload the PSK. nvme-cli gives read permission to the possessor of a key, so the calling thread links
-//! the keyring into its own for a moment. The kernel permits this only to the keyring's owner: root.
+//! the keyring into its own for a moment. The kernel permits this only to the keyring's owner, for `.nvme` root.
 #![allow(unsafe_code)] // keyctl(2), which has no safe wrapper here
 
 use std::ffi::c_long;

@@ -325,7 +325,8 @@ fn explain(error: &Error) -> Failure {
 /// The interval at which an attempt to connect is polled.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The interval at which the admin queue is polled: less than half of the shortest keep alive timeout.
+/// The interval at which the admin queue is polled, short beside usual Keep Alive Timeouts: SPDK sends Keep Alive only
+/// when it is polled.
 const ADMIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The least number of I/O queues to ask for.
