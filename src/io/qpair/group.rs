@@ -159,7 +159,7 @@ impl PollGroup {
         // next turn.
         let waiting = self.queue.len();
         let PollGroup { members, queue, readiness, .. } = self;
-        readiness.take_marks(|index| enqueue(queue, members, index));
+        readiness.flags().take_marks(|index| enqueue(queue, members, index));
         for _ in waiting..self.queue.len() {
             if count == max && max > 0 {
                 break;
@@ -205,7 +205,8 @@ impl PollGroup {
     pub fn wait(&mut self, until: Instant) {
         self.notice_fork();
         let now = Instant::now();
-        if self.readiness.take_woken() || self.readiness.has_marks() || until <= now {
+        let flags = self.readiness.flags();
+        if flags.take_woken() || flags.has_marks() || until <= now {
             return;
         }
         if self.outstanding > 0 && self.spinning.spin(now) {
@@ -231,7 +232,7 @@ impl PollGroup {
         let PollGroup { members, queue, readiness, .. } = self;
         readiness.ask(|index| enqueue(queue, members, index));
         // The wait ends here, so a call of the waker until now has had its effect.
-        readiness.take_woken();
+        readiness.flags().take_woken();
         self.is_asked = true;
     }
 
@@ -244,7 +245,7 @@ impl PollGroup {
             // connection.
             readiness.look(|index| enqueue(queue, members, index));
         }
-        readiness.take_marks(|index| enqueue(queue, members, index));
+        readiness.flags().take_marks(|index| enqueue(queue, members, index));
         if self.all_due.is_none_or(|at| at <= now) {
             self.all_due = Some(now + ALL_INTERVAL);
             (0..members.len()).for_each(|index| enqueue(queue, members, index));
@@ -457,7 +458,7 @@ mod tests {
             let other = std::thread::spawn(move || waker.wake());
             group.wait(far);
             other.join().unwrap();
-            group.readiness.take_woken(); // an earlier call may have ended it
+            group.readiness.flags().take_woken(); // an earlier call may have ended it
         }
     }
 

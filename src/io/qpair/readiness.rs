@@ -121,25 +121,15 @@ impl Readiness {
         Waker(Arc::clone(&self.set.bell))
     }
 
-    /// Returns whether a [`Waker`] has called since the last call of this method.
-    pub(crate) fn take_woken(&self) -> bool {
-        self.set.bell.wake.take_woken()
-    }
-
-    /// Returns whether a queue pair is marked. Costs one load.
-    pub(crate) fn has_marks(&self) -> bool {
-        self.set.bell.wake.has_marks()
-    }
-
-    /// Passes the marked queue pairs to `found` and clears their marks. Costs one load when none is marked.
-    pub(crate) fn take_marks(&self, found: impl FnMut(usize)) {
-        self.set.bell.wake.take_marks(found);
+    /// The flags of the poller: calls of its [`Waker`]s, and marks of its queue pairs.
+    pub(super) fn flags(&self) -> &Wake {
+        &self.set.bell.wake
     }
 
     /// Passes the marked queue pairs to `found`, and those with a descriptor that is ready or treated as ready; a queue
     /// pair may be passed several times. Never waits.
     pub fn look(&self, mut found: impl FnMut(usize)) {
-        self.take_marks(&mut found);
+        self.flags().take_marks(&mut found);
         match self.set.num_read.load(Ordering::Relaxed) {
             0 => {}
             1..=FEW => self.set.count_as_ready(Source::may_be_ready, &mut found),
@@ -149,7 +139,7 @@ impl Readiness {
 
     /// As [`Readiness::look`], but always asks the kernel.
     pub(super) fn ask(&self, mut found: impl FnMut(usize)) {
-        self.take_marks(&mut found);
+        self.flags().take_marks(&mut found);
         self.ask_kernel(found);
     }
 
@@ -342,7 +332,7 @@ impl<F: AsFd> Watched<F> {
         let entry = sources.vacant_entry();
         let key = entry.key();
         let added =
-            epoll::add(&set.epoll, &self.fd, EventData::new_u64(key as u64), flags(writable));
+            epoll::add(&set.epoll, &self.fd, EventData::new_u64(key as u64), event_flags(writable));
         if let Err(error) = &added {
             tracing::debug!(%error, "epoll cannot watch a descriptor: it is polled in every turn");
         }
@@ -371,7 +361,8 @@ impl<F: AsFd> Watched<F> {
         registration.writable = writable;
         let token = EventData::new_u64(registration.key as u64);
         if registration.source.is_watched
-            && epoll::modify(&registration.set.epoll, &self.fd, token, flags(writable)).is_err()
+            && epoll::modify(&registration.set.epoll, &self.fd, token, event_flags(writable))
+                .is_err()
         {
             // For a registered descriptor this fails only when the kernel lacks memory. The old state is kept, and the
             // descriptor counts as ready, so the owner tries to write at its next poll and calls this again.
@@ -437,7 +428,7 @@ impl<F: AsFd> DerefMut for Watched<F> {
 }
 
 /// The events for which epoll watches a descriptor.
-fn flags(writable: bool) -> EventFlags {
+fn event_flags(writable: bool) -> EventFlags {
     if writable { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
 }
 
@@ -547,7 +538,7 @@ mod tests {
             let other = std::thread::spawn(move || registry.mark());
             readiness.sleep(far);
             other.join().unwrap();
-            readiness.take_marks(|member| assert_eq!(member, 5));
+            readiness.flags().take_marks(|member| assert_eq!(member, 5));
         }
         readiness.sleep(Duration::from_millis(1)); // the bell may have rung for an earlier sleep
         let asleep = readiness.fall_asleep().expect("no mark is left");
