@@ -296,12 +296,9 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// The time at which to call `Lifecycle::handle_time`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let timeout_of = |(slot, state): (usize, &SessionSlot<P, J>)| match &state.stage {
-            SlotStage::Waiting { .. }
-                if slot != self.main && self.second_portal(slot).is_none() =>
-            {
-                None
+            SlotStage::Waiting { until } => {
+                (slot == self.main || self.second_portal(slot).is_some()).then_some(*until)
             }
-            SlotStage::Waiting { until } => Some(*until),
             SlotStage::Connecting { deadline } => Some(*deadline),
             SlotStage::Reset { since, .. } => Some(*since), // at once
             SlotStage::Leaving { until, .. } => Some(*until),

@@ -223,11 +223,8 @@ impl IoQueue {
 
     /// The name of the current step of a queue that has not joined a session.
     pub fn stage(&self) -> &'static str {
-        let stages = self.slots.iter().find_map(|slot| match &slot.state {
-            SlotState::Joining { channel, .. } => channel.stage(),
-            _ => None,
-        });
-        stages.unwrap_or("waiting for the controller")
+        let stage = self.slots.iter().find_map(|slot| slot.joining()?.0.stage());
+        stage.unwrap_or("waiting for the controller")
     }
 
     /// The connection of a slot; `None` while it is down.

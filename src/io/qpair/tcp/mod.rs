@@ -177,11 +177,9 @@ impl TcpNamespace {
             Some(_) => Selection::OfPath,
             None => Selection::All,
         };
-        let mut namespaces = TcpNamespace::attach(address, selection, options)?;
-        match (namespaces.pop(), namespaces.is_empty()) {
-            (Some(only), true) => Ok(only),
-            (last, _) => {
-                namespaces.extend(last);
+        match <[_; 1]>::try_from(TcpNamespace::attach(address, selection, options)?) {
+            Ok([only]) => Ok(only),
+            Err(namespaces) => {
                 let names = namespaces.iter().map(|namespace| namespace.namespace().address);
                 Err(super::ambiguous(&Address::Tcp(address.clone()), names))
             }

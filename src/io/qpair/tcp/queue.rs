@@ -124,8 +124,9 @@ impl QueuePair for TcpQueuePair {
         let before = done.len();
         let count = core.poll(member.handle, now, max - failed, done);
         member.outstanding.forget(&done[before..]);
-        if let Some(namespace) = core.namespace_since(member.handle, &mut member.num_joins) {
-            member.namespace.clone_from(namespace);
+        let num_joins = core.queue.num_joins;
+        if std::mem::replace(&mut member.num_joins, num_joins) != num_joins {
+            member.namespace.clone_from(core.queue.namespace(member.handle));
         }
         failed + count
     }
@@ -483,11 +484,6 @@ impl Core {
         }
     }
 
-    /// The namespace of a handle, with the limits that I/Os must respect, if it may have changed.
-    fn namespace_since(&self, handle: usize, num_joins: &mut u64) -> Option<&Namespace> {
-        let before = std::mem::replace(num_joins, self.queue.num_joins);
-        (before != *num_joins).then(|| self.queue.namespace(handle))
-    }
 
     /// Runs a turn without returning completions. `must_read`: no event reports that a socket is ready.
     fn turn(&mut self, now: Instant, must_read: bool) {
