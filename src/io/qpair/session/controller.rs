@@ -95,7 +95,7 @@ pub struct Controller {
     later: Option<(Instant, Step)>,
     /// Set once the goal is reached.
     ready: bool,
-    /// The time at which CSTS.RDY must have changed.
+    /// The time at which the controller must be ready, after it was disabled if it was enabled before.
     enable_deadline: Instant,
     /// The time of the next Keep Alive; `None`: none is sent.
     next_keep_alive: Option<Instant>,
@@ -244,7 +244,7 @@ impl Controller {
                     self.identified.digests = digests;
                     self.begin(now, Step::ReadCapabilities)?;
                 }
-                // I/O queues connect after the admin queue, with its PSK.
+                // No `Ready` follows: the owner replaces this controller by one that uses the PSK.
                 Event::Concatenated { psk } => self.generated = Some(psk),
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
@@ -688,7 +688,7 @@ const ANA_GROUPS_ONLY: u32 = 1 << 8;
 
 /// The interval of reading CSTS while the controller becomes ready.
 const READY_INTERVAL: Duration = Duration::from_millis(10);
-/// The least time that a controller gets to become ready, since CAP.TO may be 0.
+/// The least time that a controller gets to be disabled and to become ready, since CAP.TO may be 0.
 const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most times that a discovery log is read: again each time it has changed meanwhile.

@@ -46,8 +46,8 @@ pub struct Session<P, J> {
     pub namespaces: Vec<Attached>,
     /// False while the ANA state of a namespace is non-optimized on this path.
     pub is_optimized: AtomicBool,
-    /// Set once an I/O has succeeded in the session. If the session fails before that, reconnecting first
-    /// waits.
+    /// Set once an I/O has succeeded in the session. If the session fails before that, and within `PROVEN_AFTER`,
+    /// reconnecting first waits.
     pub proven: AtomicBool,
     /// The writes and flushes on the connections of the session's I/O queues.
     pub(super) underway: Underway,
@@ -69,9 +69,10 @@ pub enum Phase<P, J> {
 /// Time limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// For opening: all paths and rounds together.
+    /// For opening: all paths and rounds together. An attempt on one path, also to reconnect, has this time divided by
+    /// the number of paths. A session that is left stays no longer than this.
     pub connect_timeout: Duration,
-    /// For reconnecting to a lost controller.
+    /// For reconnecting to a lost controller, from its loss on; zero: no reconnect.
     pub ctrl_loss_tmo: Duration,
 }
 
@@ -121,7 +122,8 @@ pub struct Lifecycle<P, J> {
     /// Never empty; in the user's order.
     pub(super) portals: Arc<[P]>,
     slots: [SessionSlot<P, J>; NUM_SLOTS],
-    /// The slot of the main session. While that is not live, the other slot has no live session either.
+    /// The slot of the main session. While that session is not live, the other slot has no live session either, except
+    /// between a `reset` and the next `handle_time`.
     main: usize,
     /// True if a session on another path is kept beside the main session.
     pub(super) keeps_two: bool,
@@ -143,7 +145,7 @@ pub struct Lifecycle<P, J> {
     reconnects: u64,
     /// Times that the other session became the main one.
     failovers: u64,
-    /// The time at which the last main session was lost, or at which opening began.
+    /// The time at which the last main session was lost, or else at which the lifecycle was created.
     down_since: Instant,
     /// The number of rounds that opening may still take, with the current one, if some failure may be transient.
     rounds_left: u32,
@@ -369,7 +371,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     // Calls for the controllers and for time.
 
-    /// Handles timeouts; `steps` names the current step of the controller of each slot, if it is being connected.
+    /// Handles timeouts and resets, and drops the controllers of sessions that were left. `steps` names the current step
+    /// of the controller of each slot, if it is being connected.
     pub(crate) fn handle_time(&mut self, now: Instant, steps: [&str; NUM_SLOTS]) {
         for slot in [self.main, 1 - self.main] {
             match &self.slots[slot].stage {
@@ -791,7 +794,7 @@ const SECOND_PATIENCE: u32 = 4;
 /// The most rounds over all portals while opening, unless a target is busy.
 const OPENING_ROUNDS: u32 = 3;
 
-/// A session that lasted this long counts as working, even if nothing was read.
+/// A session that lasted this long counts as working, even if no I/O has succeeded in it.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);

@@ -223,7 +223,7 @@ impl IoQueue {
 
     /// The name of the current step of a queue that has not joined a session.
     pub fn stage(&self) -> &'static str {
-        let stage = self.slots.iter().find_map(|slot| slot.joining()?.0.stage());
+        let stage = self.slots.iter().find_map(|slot| slot.connection()?.0.stage());
         stage.unwrap_or("waiting for the controller")
     }
 
@@ -237,15 +237,15 @@ impl IoQueue {
 
     /// Returns whether to wait for room to send on the connection of a slot, besides data to receive.
     pub(crate) fn wants_writable(&self, slot: usize) -> bool {
-        self.slots[slot].joining().is_some_and(|(channel, _)| channel.wants_writable())
+        self.slots[slot].connection().is_some_and(|(channel, _)| channel.wants_writable())
     }
 
     /// The time at which the next turn must begin, even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let channels = self.slots.iter().filter_map(|slot| slot.joining()?.0.poll_timeout());
+        let channels = self.slots.iter().filter_map(|slot| slot.connection()?.0.poll_timeout());
         // A session that is left is replaced in the other slot, also on a single path.
         let is_left = self.slots.iter().any(QueueSlot::is_left);
-        let uses_both = self.has_two || is_left || self.slots[1].joining().is_some();
+        let uses_both = self.has_two || is_left || self.slots[1].connection().is_some();
         let retry = match &self.slots[0].state {
             _ if self.dead.is_some() => None,
             // Another session may be live while this queue waits for one, or writes wait for the main session.
@@ -434,7 +434,7 @@ impl IoQueue {
 
     /// Leaves a session that has ended.
     fn notice_lost_session(&mut self, slot: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let Some((_, session)) = self.slots[slot].joining() else { return };
+        let Some((_, session)) = self.slots[slot].connection() else { return };
         if self.lets_writes_end(slot, shared) {
             return;
         }
@@ -567,7 +567,7 @@ impl IoQueue {
         shared: &TcpShared,
         carrier: &mut impl Carrier,
     ) {
-        let Some((_, session)) = self.slots[slot].joining() else { return };
+        let Some((_, session)) = self.slots[slot].connection() else { return };
         let number = session.number;
         let failure = failure.at(format_args!("I/O queue on {}", session.portal.socket));
         self.close(slot, &failure.message, true, shared, carrier);
@@ -658,7 +658,7 @@ impl QueueSlot {
     }
 
     /// The channel, and the session that it joins or has joined.
-    fn joining(&self) -> Option<(&QueueChannel, &TcpSession)> {
+    fn connection(&self) -> Option<(&QueueChannel, &TcpSession)> {
         match &self.state {
             SlotState::Joining { channel, session, .. }
             | SlotState::Joined { channel, session, .. } => Some((channel, session)),
