@@ -821,10 +821,10 @@ typedef struct {
     const char *count;
 } dlfs_mixture_options;
 
-// A phase of each epoch: rows of another length, once the rows before have counted `tokens`, each its length; unless
-// documents lie end to end, with the next window.
+// A phase of each epoch, in which rows have another length. It begins once the lengths of the epoch's earlier rows add
+// up to `tokens`; except with DLFS_PACK_CONCAT, it waits for the next window.
 typedef struct {
-    // The tokens of the epoch before it.
+    // The tokens of the epoch before the phase.
     uint64_t tokens;
     // The tokens of a row.
     uint32_t seq_len;
@@ -842,8 +842,8 @@ typedef struct {
     uint32_t seq_len;
     // How documents fill rows: DLFS_PACK_...
     uint32_t pack;
-    // Positions of the epoch that best_fit packs together, and of which none puts rows of similar length side by side;
-    // default 16,384.
+    // Positions of the epoch that form a window: DLFS_PACK_BEST_FIT packs them together, and DLFS_PACK_NONE puts
+    // those of similar length side by side; default 16,384.
     uint32_t pack_window;
     // 1: `separator` follows each document.
     uint32_t separated;
@@ -853,7 +853,7 @@ typedef struct {
     uint32_t too_long;
     // The token that fills what documents leave free.
     uint32_t pad;
-    // The number of different tokens; one that is not below it is an error. 0: any.
+    // The number of different tokens; a token of this number or above is an error. 0: any.
     uint32_t vocabulary;
     // The field of tokens: "NAME", or "NAME:TYPE", such as "tok:u16", if the field has no type; "TYPE" alone if
     // samples have one field without a name. NULL: the only field of tokens.

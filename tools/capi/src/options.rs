@@ -389,8 +389,8 @@ pub struct TokensOptions {
     pub seq_len: u32,
     /// How documents fill rows: DLFS_PACK_...
     pub pack: u32,
-    /// Positions of the epoch that best_fit packs together, and of which none puts rows of similar length side by side;
-    /// default 16,384.
+    /// Positions of the epoch that form a window: DLFS_PACK_BEST_FIT packs them together, and DLFS_PACK_NONE puts
+    /// those of similar length side by side; default 16,384.
     pub pack_window: u32,
     /// 1: `separator` follows each document.
     pub separated: u32,
@@ -400,7 +400,7 @@ pub struct TokensOptions {
     pub too_long: u32,
     /// The token that fills what documents leave free.
     pub pad: u32,
-    /// The number of different tokens; one that is not below it is an error. 0: any.
+    /// The number of different tokens; a token of this number or above is an error. 0: any.
     pub vocabulary: u32,
     /// The field of tokens: "NAME", or "NAME:TYPE", such as "tok:u16", if the field has no type; "TYPE" alone if
     /// samples have one field without a name. NULL: the only field of tokens.
@@ -423,12 +423,12 @@ pub struct TokensOptions {
     pub num_phases: usize,
 }
 
-/// A phase of each epoch: rows of another length, once the rows before have counted `tokens`, each its length; unless
-/// documents lie end to end, with the next window.
+/// A phase of each epoch, in which rows have another length. It begins once the lengths of the epoch's earlier rows add
+/// up to `tokens`; except with DLFS_PACK_CONCAT, it waits for the next window.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct RowPhase {
-    /// The tokens of the epoch before it.
+    /// The tokens of the epoch before the phase.
     pub tokens: u64,
     /// The tokens of a row.
     pub seq_len: u32,

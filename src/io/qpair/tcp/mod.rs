@@ -4,8 +4,8 @@
 //! opened together share a controller. A *session* is one association with the controller: an admin queue,
 //! which the keeper thread owns, and an I/O queue for each [`PairScope`], which the thread that uses the scope
 //! polls. When a connection of a session fails, the whole session is replaced, on another path first if there
-//! is one. Each queue pair then joins the new session and issues its reads again. With several paths, a session on
-//! a second path is live already. This module has the sockets; `session` and `remote` have the rest.
+//! is one. Each queue pair then joins the new session and issues its reads again. If the user names several paths, a
+//! session on a second path is usually live already. This module has the sockets; `session` and `remote` have the rest.
 //!
 //! This module has no policy about data: a read with a wrong digest or too few bytes ends with that error, and
 //! the reader decides.
