@@ -316,7 +316,7 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
 /// Each I/O that completes extends the next spin by a microsecond, by 200 µs in all. With many I/Os outstanding, a
 /// target may work on all of them together and be silent for longer than 50 µs. A poller that sleeps must be woken, and
 /// the target pays for that, although it is often the busier side. So an I/O costs at most one microsecond of extra
-/// spinning, and a queue of few large I/Os sleeps as early as without the extension.
+/// spinning, and a queue of few large I/Os sleeps about as early as without the extension.
 #[derive(Debug)]
 pub struct Spinning {
     /// The longest duration of a spin that finds nothing, without `credit`: at most `SPIN`, halved by each long sleep.
