@@ -13,7 +13,6 @@
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;
-
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -484,7 +484,6 @@ impl Core {
         }
     }
 
-
     /// Runs a turn without returning completions. `must_read`: no event reports that a socket is ready.
     fn turn(&mut self, now: Instant, must_read: bool) {
         if !self.notice_fork(now) {
