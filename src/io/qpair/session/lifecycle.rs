@@ -371,8 +371,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     // Calls for the controllers and for time.
 
-    /// Handles timeouts and resets, and drops the controllers of sessions that were left. `steps` names the current step
-    /// of the controller of each slot, if it is being connected.
+    /// Handles timeouts and resets, and drops the controllers of sessions that were left. `steps` names the current
+    /// step of the controller of each slot, if it is being connected.
     pub(crate) fn handle_time(&mut self, now: Instant, steps: [&str; NUM_SLOTS]) {
         for slot in [self.main, 1 - self.main] {
             match &self.slots[slot].stage {
