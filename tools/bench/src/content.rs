@@ -2,8 +2,9 @@
 //!
 //! # Headers of blocks
 //!
-//! With `verify=crc32c` each interval of a block begins with a header. All lengths of blocks are multiples of an
-//! interval, so that each interval can be verified by itself, even if blocks have partly overwritten each other:
+//! With `verify=crc32c` each interval of a block begins with a header. The interval is the greatest common divisor of
+//! the job's block sizes, but at least 32 bytes. A divisor of 32 bytes or more divides every block into whole
+//! intervals, each of which can be verified by itself, even if blocks have partly overwritten each other.
 //!
 //! | bytes  | field    | meaning                                                        |
 //! |--------|----------|----------------------------------------------------------------|
@@ -23,15 +24,17 @@ pub(crate) struct Content {
     verify: Verify,
     /// The bytes of `verify=pattern`, repeated from offset 0 of the target.
     pattern: Vec<u8>,
-    /// The length that one header covers: the greatest that divides all blocks, but at least the header itself.
+    /// The bytes that one header covers, with the header itself.
     interval: u64,
     seed: u64,
-    /// Fills the buffer anew for each write; otherwise only the first bytes of each page change.
+    /// Fills the buffer anew for each write; otherwise only the first bytes of each page change. Without meaning for
+    /// `verify=pattern`.
     refill: bool,
     random: Random,
 }
 
-/// An error in a block: the offset of the first wrong byte or of the interval, and a sentence.
+/// An error in a block: the offset on the target of the first wrong byte (`verify=pattern`) or of the wrong interval
+/// (`verify=crc32c`), and a sentence.
 pub(crate) type ContentError = (u64, String);
 
 impl Content {
@@ -107,8 +110,8 @@ fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// The intervals of a block. A rest shorter than an interval belongs to the interval before it. There are none if
-/// the block is too short for a header.
+/// The intervals of a block, each with its offset on the target. The last interval includes the rest of the block,
+/// which is shorter than an interval. There are none if the block is too short for a header.
 fn intervals(
     offset: u64,
     interval: u64,

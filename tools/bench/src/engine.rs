@@ -1,8 +1,8 @@
 //! The targets of `filename=`: namespaces behind the library's queue pairs, or `null`, which measures this tool.
 //!
-//! Each target is opened once for all jobs that name it with the same `ioengine=` and the same options of its
-//! connection or, if it is a file, the same `direct=`. Without the user's consent, a job overwrites neither a data set
-//! nor a block device in use.
+//! Jobs share an opened target if they name it with the same `ioengine=` and their `ConnectOptions` are equal; of the
+//! options of a path, only `direct` and `writable` count. Without the user's consent, a job overwrites neither a data
+//! set nor a block device in use.
 
 use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
@@ -26,7 +26,7 @@ use crate::random::Random;
 /// An opened target, from which each job's thread makes its own queue pair.
 #[derive(Clone)]
 pub(crate) struct Target {
-    /// The name as in `filename=`, without escapes.
+    /// The target's name from `directory=` and `filename=`, without escapes; `null` for the null engine.
     pub(crate) name: String,
     /// The size, block length and limits.
     pub(crate) namespace: Namespace,
@@ -44,16 +44,17 @@ impl Target {
     }
 }
 
-/// All targets of a run, each with the way it was opened.
+/// All opened targets of a run, except those of the null engine.
 #[derive(Default)]
 pub(crate) struct Targets {
     opened: Vec<(Engine, ConnectOptions, Target)>,
-    /// Targets that some job writes; they are opened for writing from the start.
+    /// Names of the targets that the first clone of some job writes. Every job opens them for writing, so that readers
+    /// and writers share a target.
     written: Vec<String>,
 }
 
 impl Targets {
-    /// Begins without open targets, for these jobs.
+    /// No targets yet; `jobs` are all jobs of the run.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
         let writers = jobs.iter().filter(|job| job.rw.writes());
         Targets { opened: Vec::new(), written: writers.filter_map(|j| name_of(j, 0)).collect() }
@@ -105,7 +106,7 @@ fn unescaped(text: &str) -> String {
     text.replace("\\:", ":")
 }
 
-/// Returns whether a name is an address and not a path.
+/// Returns whether a name is an address of NVMe/TCP or SPDK, in which a colon needs no escape.
 fn is_address(name: &str) -> bool {
     let prefixes = ["nvme-tcp:", "nvme-tcp\\:", "trtype:", "trtype=", "spdk:", "spdk\\:"];
     prefixes.iter().any(|prefix| name.trim_start().starts_with(prefix))
@@ -123,7 +124,7 @@ pub(crate) fn check_name(job: &Job) -> Result<(), String> {
 }
 
 /// Parses an address in dlfs's form, or in that of SPDK's fio plug-in: `trtype=TCP traddr=... ns=1`. With
-/// `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
+/// `ioengine=spdk`, addresses of NVMe/TCP, PCIe and vfio-user go through SPDK.
 pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     let text = if name.trim_start().starts_with("trtype=") {
         name.split_whitespace().map(|word| word.replacen('=', ":", 1)).collect::<Vec<_>>().join(" ")
@@ -159,7 +160,7 @@ pub(crate) fn connect_options(job: &Job, writable: bool) -> Result<ConnectOption
     })
 }
 
-/// The bytes that a target must have, without the parts of options that are in percent.
+/// The bytes that a target must have. Options in percent count as 0.
 fn wanted_len(job: &Job) -> u64 {
     let size = job.size.map_or(0, |size| size.of(0));
     let parts = job.offset_increment.of(0).saturating_mul(job.numjobs - 1);
@@ -223,7 +224,7 @@ fn device(
     if writable && is_there {
         check_blank(job, name, &open(false)?)?;
     }
-    // An existing file that is only read may be an image, so its length stays.
+    // A file with data that the job only reads may be an image, so its length stays.
     if let Address::Path(path) = address
         && (writable || !is_there)
     {
@@ -236,7 +237,8 @@ fn device(
     Ok(device)
 }
 
-/// Creates the file, or extends it to `wanted` bytes, as fio does. Leaves devices and longer files as they are.
+/// Creates the file, or extends it to `wanted` bytes, as fio does. Leaves devices and files of that length or more as
+/// they are.
 fn extend_file(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     let metadata = std::fs::metadata(path).ok();
     if metadata.as_ref().is_some_and(|found| !found.is_file() || found.len() >= wanted) {

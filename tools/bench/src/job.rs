@@ -307,5 +307,5 @@ impl Job {
 
 /// The block size of a direction for which none is given: fio's default.
 const DEFAULT_BLOCK_BYTES: u64 = 4096;
-/// As in fio.
+/// fio's default percentiles.
 const PERCENTILES: &str = "1:5:10:20:30:40:50:60:70:80:90:95:99:99.5:99.9:99.95:99.99";

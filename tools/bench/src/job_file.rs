@@ -39,7 +39,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
-/// The text of a job file, up to [`MAX_FILE_BYTES`] and one more.
+/// The text of a job file. Reads one byte more than [`MAX_FILE_BYTES`], by which [`sections_of`] notices a longer file.
 fn load(path: &Path) -> Result<String, String> {
     let mut text = String::new();
     let taken = if path == Path::new("-") {
@@ -120,8 +120,8 @@ fn expand_variables(text: &str, env: &Environment<'_>, len: &mut u64) -> Result<
     Ok(out + rest)
 }
 
-/// A comment begins with `;` or `#` at the start of a line or after a space; an address may thus contain
-/// these characters.
+/// The line up to its comment, which begins with `;` or `#` at the start of the line or after white space. An address
+/// may thus contain these characters.
 fn without_comment(line: &str) -> &str {
     let mut blank_before = true;
     let end = line.find(|c: char| {

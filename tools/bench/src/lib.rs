@@ -1,9 +1,9 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `request.rs` parses the request. `run.rs` runs each job in a thread: one that reads a data set (`samples.rs`), or
-//! the loop of `worker.rs` over a queue pair of `engine.rs`. `positions.rs` chooses the blocks, `content.rs` generates
-//! and verifies their bytes, `rates.rs` delays them, `stats.rs` counts, `output/` prints. Only the result goes to its
-//! stream; messages go to standard error, and there are none on success.
+//! `request.rs` parses the request. `run.rs` runs each clone of each job in a thread: `samples.rs` for a job that reads
+//! a data set, or else the loop of `worker.rs` over a queue pair of `engine.rs`. `positions.rs` chooses the blocks,
+//! `content.rs` generates and verifies their bytes, `rates.rs` delays them, `stats.rs` counts, `output/` prints. The
+//! result goes to standard output or to the file of `--output`, messages go to standard error.
 //!
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
@@ -64,7 +64,7 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
 /// `env` looks up `${NAME}`.
 ///
 /// # Errors
-/// A sentence that names the line.
+/// A sentence for the user, which names the line unless the file as a whole is wrong.
 pub fn check_job_file(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
     let request = request_of_text(text, env)?;
     run::tasks(&request)?;

@@ -1,4 +1,4 @@
-//! The blocks of a job: offsets, lengths and directions, all determined by the job and a seed.
+//! The blocks of a job: offsets, lengths and directions (0: read, 1: write), all determined by the job and a seed.
 
 use dlfs::permutation::{Key, Permutation};
 
@@ -8,7 +8,7 @@ use crate::values::Split;
 
 /// The blocks of a job on its target, pass after pass.
 pub(crate) struct Positions {
-    /// The job's part of the target, in bytes.
+    /// The job's region of the target: its begin and its length, in bytes.
     begin: u64,
     len: u64,
     /// Percentage of reads.
@@ -26,13 +26,12 @@ enum Walk {
     Sequential([u64; 2]),
     /// Every block once per pass, in the order of a keyed permutation.
     Covering { permutation: Permutation, block: u64, at: u64, pass: u64, seed: u64 },
-    /// Each block drawn at random: the number of positions for each direction, and the bytes between
-    /// positions.
+    /// Each block drawn at random. Per direction, the number of possible positions, and the bytes from one to the next.
     Drawn([(u64, u64); 2]),
 }
 
 impl Positions {
-    /// The blocks of `job` on `len` bytes from `begin`; `len` is at least one block.
+    /// The blocks of `job` on `len` bytes from `begin`; `len` is at least the largest block.
     pub(crate) fn new(job: &Job, begin: u64, len: u64, seed: u64) -> Positions {
         let reads = match (job.rw.reads(), job.rw.writes()) {
             (true, true) => job.rwmixread,

@@ -31,7 +31,8 @@ impl Random {
     }
 }
 
-/// The seed of a part of a job, from the seed of the job and the number of the part.
-pub(crate) fn derive(seed: u64, part: u64) -> u64 {
-    Random(seed ^ part.wrapping_mul(0xd134_2543_de82_ef95)).next()
+/// The seed of the random numbers for one purpose, or for one clone of a job, which `number` identifies among those
+/// that derive their seeds from `seed`.
+pub(crate) fn derive(seed: u64, number: u64) -> u64 {
+    Random(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95)).next()
 }

@@ -1,4 +1,5 @@
-//! The limits of a job's rates: the time from which each block may be issued. Times are arguments.
+//! The limits of a job's rates: the time from which each block may be issued. Times are arguments, in nanoseconds since
+//! the start of the run. A direction is 0 (read) or 1 (write).
 
 use crate::job::Job;
 
@@ -7,7 +8,7 @@ pub(crate) struct Rates {
     /// Nanoseconds per I/O and per byte; 0 without a limit.
     ns_per_io: [f64; 2],
     ns_per_byte: [f64; 2],
-    /// The time when the next I/O may be issued.
+    /// The time from which the next I/O of each direction may be issued.
     due_ns: [f64; 2],
     /// True if the job both reads and writes, so that one direction may proceed while the other is
     /// delayed.
@@ -25,13 +26,14 @@ impl Rates {
         }
     }
 
-    /// Starts the job at `now_ns`: earlier time is not made up for.
+    /// Starts the job at `now_ns`; I/Os that it did not issue before are not made up for.
     pub(crate) fn start(&mut self, now_ns: u64) {
         self.due_ns = [now_ns as f64; 2];
     }
 
-    /// The direction to issue, and the time from which it may be issued. As in fio, a drawn direction that its
-    /// rate delays gives way to the other, so that each keeps its own rate whatever the mix.
+    /// The direction of the next I/O, and the time from which it may be issued. As in fio, if the rate of the `drawn`
+    /// direction of a mixed job delays it, the other direction comes first unless its own rate delays it even longer.
+    /// Each direction thus keeps its own rate whatever the mix.
     #[inline]
     pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
         let [mine, others] = [drawn, 1 - drawn].map(|direction| self.due_ns[direction] as u64);
@@ -47,14 +49,14 @@ impl Rates {
     pub(crate) fn count_issued(&mut self, direction: usize, now_ns: u64, len: u64) {
         let cost = (self.ns_per_byte[direction] * len as f64).max(self.ns_per_io[direction]);
         if cost > 0.0 {
-            // Lost time is made up for, unless it is more than a second ago.
+            // A job that is behind its rate issues faster to catch up, but for the last second's delay only.
             let due_ns = &mut self.due_ns[direction];
             *due_ns = due_ns.max(now_ns as f64 - MAX_CATCH_UP_NS) + cost;
         }
     }
 }
 
-/// The most lost time that a job makes up for.
+/// The longest delay for which a job catches up.
 const MAX_CATCH_UP_NS: f64 = 1e9;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The user's request: options of the run and of jobs, each written once, as a field that clap parses.
+//! The user's request: options of the run, and options of jobs (`job.rs`), each a field that clap parses.
 //!
 //! A job is a section of a job file (`job_file.rs`) or begins with `--name` on the command line. Entries of sections
 //! become arguments `--KEY=VALUE`, so that files and command line share names, limits and messages.
@@ -143,8 +143,8 @@ fn command_line_sections(
     Ok(sections)
 }
 
-/// Makes a job of each section, from the options of the global sections before it and then its own. Also returns
-/// all global options.
+/// Makes a job of each section with a name in `wanted` (if that is empty, of each), from the options of the global
+/// sections before it and then its own. Also returns all global options.
 fn jobs_of(sections: Vec<Section>, wanted: &[String]) -> Result<(Vec<Job>, Given), String> {
     if sections.len() > MAX_JOBS {
         return Err(format!("{} sections are more than {MAX_JOBS}", sections.len()));
@@ -199,8 +199,8 @@ fn job_of<'a>(
     })
 }
 
-/// The options of a job in the order in which they were written. They are told from options of the run by their
-/// heading in the help, which those lack.
+/// The options of a job in the order in which they were written. Options of a job have a heading in the help; options
+/// of the run have none.
 fn given(matches: &ArgMatches, command: &Command) -> Given {
     let ids = command.get_arguments().filter(|arg| arg.get_help_heading().is_some());
     let mut given: Vec<(usize, (String, String))> = ids
@@ -231,7 +231,7 @@ fn prepare(command: Command) -> Command {
         if !is_set || !is_boolean {
             return arg;
         }
-        let is_off = arg.is_required_set();
+        let is_off = arg.is_required_set(); // clap's derive requires a `Flag` without a default
         let arg = if is_off { arg.required(false).default_value("0") } else { arg };
         arg.value_parser(boolean).num_args(0..=1).require_equals(true).default_missing_value("1")
     })

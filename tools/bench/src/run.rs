@@ -1,8 +1,8 @@
 //! Runs the jobs: those between two stonewalls form a stage and run in parallel.
 //!
-//! All checks come before the first I/O of a stage's jobs: this thread opens the targets and data sets, and makes
-//! the queue pairs of block jobs. Then the threads of the stage start together. SIGINT and SIGTERM end the run with the
-//! figures so far; a second signal ends the process at once.
+//! The thread that calls [`run`] opens the targets and data sets of a stage, checks its jobs against them, and makes
+//! the queue pairs of block jobs. Then the threads of the stage start together. SIGINT and SIGTERM end the run with
+//! the figures so far; a second signal ends the process at once.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ pub(crate) struct Task {
     pub(crate) job: Arc<Job>,
     /// The index of the job in the order of the files.
     pub(crate) index: usize,
-    /// The number of the clone of the job.
+    /// The number of the clone of the job, from 0.
     pub(crate) number: u64,
     /// The number among all threads of the run, from 1.
     thread: usize,
@@ -96,14 +96,15 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
 /// tasks that ran, in the same order.
 ///
 /// # Errors
-/// Errors of targets, found before their stage starts. I/O errors are in the figures.
+/// Errors of targets, found before their stage starts; a thread that cannot start or that panicked. I/O errors are in
+/// the figures.
 pub(crate) fn run(
     request: &Request,
     tasks: &[Task],
     stop: &Arc<AtomicBool>,
 ) -> Result<Vec<Entry>, String> {
     let mut setup = Setup {
-        epoch: Instant::now(),
+        run_start: Instant::now(),
         targets: Targets::for_jobs(&request.jobs),
         images: HashMap::new(),
         stop: Arc::clone(stop),
@@ -134,10 +135,9 @@ type Work = Box<dyn FnOnce() -> Stats + Send>;
 
 /// Resources that tasks share.
 struct Setup {
-    /// The start of the run.
-    epoch: Instant,
+    run_start: Instant,
     targets: Targets,
-    /// Data sets by the index of their job, whose clones share them.
+    /// The data set of each job with `rw=samples` so far, by the job's index. The job's clones share it.
     images: HashMap<usize, Image>,
     stop: Arc<AtomicBool>,
 }
@@ -148,12 +148,12 @@ impl Setup {
         let wrong = |what: String| format!("{} ({}): {what}", task.job.name, task.job.origin);
         let job = Arc::clone(&task.job);
         let stop = Arc::clone(&self.stop);
-        let epoch = self.epoch;
+        let run_start = self.run_start;
         let gate = Arc::clone(gate);
         let cpus = cpus_of(&job).map_err(wrong)?;
         let cpus_of_thread = cpus.clone();
         let begin = move || {
-            // They were checked before. If one has since gone offline, the thread runs elsewhere.
+            // The list was checked before. If a processor has since gone offline, the thread runs elsewhere.
             if let Some(Err(error)) = cpus_of_thread.as_ref().map(Cpus::bind_this_thread) {
                 eprintln!("dlfs-bench: {}", error.report());
             }
@@ -169,13 +169,13 @@ impl Setup {
             };
             Box::new(move || {
                 begin();
-                run_samples(&job, &image, options, &stop, epoch)
+                run_samples(&job, &image, options, &stop, run_start)
             })
         } else {
             let target = self.targets.open(&job, task.number).map_err(wrong)?;
             let seed = worker::seed_of(&job, task.index as u64, task.number);
             let worker =
-                Worker::new(job, task.number, seed, &target, stop, epoch).map_err(wrong)?;
+                Worker::new(job, task.number, seed, &target, stop, run_start).map_err(wrong)?;
             Box::new(move || worker.run(begin))
         };
         Ok(work)
@@ -202,8 +202,7 @@ pub(crate) fn catch_signals() -> Result<Arc<AtomicBool>, String> {
             flag::register_conditional_shutdown(signal, 128, Arc::clone(&stop))?;
             flag::register(signal, Arc::clone(&stop))?;
         }
-        // Without a handler, a file that exceeds the size limit would end this process instead of failing
-        // with EFBIG.
+        // Without a handler, a write past the limit of file size would end this process instead of failing with EFBIG.
         flag::register(SIGXFSZ, Arc::default())
     };
     register().map_err(|error| format!("cannot catch signals: {error}"))?;

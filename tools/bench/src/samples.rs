@@ -24,9 +24,11 @@ pub(crate) struct SampleFigures {
     pub(crate) samples: u64,
     pub(crate) bytes: u64,
     pub(crate) batches: u64,
+    /// Complete epochs; of several jobs, the most.
     pub(crate) epochs: u64,
+    /// The run time; of several jobs, the longest.
     pub(crate) seconds: f64,
-    /// Time from opening the loader to the first batch.
+    /// Time from the start of the job to its first batch; of several jobs, the longest.
     pub(crate) first_batch_ms: f64,
     /// Time waiting for batches.
     pub(crate) stall_s: f64,
@@ -135,13 +137,13 @@ pub(crate) fn loader_options(
     })
 }
 
-/// Runs one sample job to its end. `epoch` is the start of the run.
+/// Runs one sample job to its end. `run_start` is the start of the run of all jobs.
 pub(crate) fn run_samples(
     job: &Job,
     image: &Image,
     options: LoaderOptions,
     stop: &AtomicBool,
-    epoch: Instant,
+    run_start: Instant,
 ) -> Stats {
     let begin = Instant::now();
     let cpu = CpuUse::of_thread();
@@ -203,9 +205,9 @@ pub(crate) fn run_samples(
     stats.cpu = CpuUse::of_thread().since(cpu);
     stats.verified = figures.verified;
     stats.set_runtime((time.as_millis() as u64).max(1));
-    stats.counts_after_ms = (begin - epoch).as_millis() as u64;
+    stats.counts_after_ms = (begin - run_start).as_millis() as u64;
     stats.samples = Some(figures);
-    stats.ended(epoch.elapsed());
+    stats.ended(run_start.elapsed());
     stats
 }
 

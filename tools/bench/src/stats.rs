@@ -16,7 +16,7 @@ pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];
 /// The interval over which rates are averaged, as in fio. Of these averages, minimum, mean and maximum are reported.
 pub(crate) const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Figures of one direction of one job.
+/// Figures of one direction of one job, or of several together.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Direction {
     pub(crate) ios: u64,
@@ -55,7 +55,8 @@ pub(crate) struct Stats {
     pub(crate) counts_after_ms: u64,
     /// The time from the start of the run to the end of the job, rounded up; of several jobs, the longest.
     pub(crate) elapsed_s: u64,
-    /// Figures of a job that reads samples of a data set; `None` for other jobs, and for a group that begins with one.
+    /// Figures of a job that reads samples of a data set; `None` for a block job, and for several jobs of which the
+    /// first is a block job.
     pub(crate) samples: Option<SampleFigures>,
 }
 
@@ -73,8 +74,8 @@ impl Direction {
         self.runtime_ms = self.runtime_ms.max(other.runtime_ms);
     }
 
-    /// Appends the rates over the last `seconds`; the I/Os and bytes were `before` until then. Appends nothing before
-    /// the first I/O.
+    /// Appends the rates over the last `seconds`, at whose start the I/Os and bytes were `before`. Appends nothing
+    /// before the first I/O.
     pub(crate) fn append_rates(&mut self, before: (u64, u64), seconds: f64) {
         if self.ios > 0 {
             self.iops.push(self.ios.saturating_sub(before.0) as f64 / seconds);
@@ -370,7 +371,7 @@ fn add_beside(values: &mut Vec<f64>, other: &[f64]) {
     values.extend_from_slice(&other[both..]);
 }
 
-/// The precision of histograms.
+/// The precision of histograms, in decimal digits.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ fn size_factor(unit: &str) -> Option<u64> {
     }
 }
 
-/// The largest size, 2^60 bytes: sums and products with other numbers of a job stay below 2^64.
+/// The largest size, 2^60 bytes: the sum of a few sizes stays below 2^64. Products may not.
 const MAX_BYTES: f64 = (1_u64 << 60) as f64;
 /// The largest block.
 const MAX_BLOCK_BYTES: u64 = 1 << 30;

@@ -1,7 +1,7 @@
 //! The thread of one block job: checks the job against its target, then fills the queue, submits, polls and accounts in
 //! a loop.
 //!
-//! The loop reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after completions
+//! The loop reads the clock at most twice per pass: once after submitting a burst, once after completions
 //! have arrived or a wait has ended. The submission latency of an I/O is that of its burst; the completion latency
 //! ends with the poll that returned the I/O, which is when a caller could use the data. The loop allocates only for
 //! figures and for the list of blocks to verify, which grow.
@@ -58,7 +58,7 @@ pub(crate) struct Worker {
     positions: Positions,
     content: Content,
     rates: Rates,
-    /// The direction of the next I/O, if its rate delays it.
+    /// The direction that was chosen for the next I/O, if a rate delays that I/O.
     chosen: Option<usize>,
     /// As many slots as the queue depth, and the free ones. A slot's index is the tag of its I/O.
     slots: Vec<Slot>,
@@ -70,15 +70,16 @@ pub(crate) struct Worker {
     done: Vec<Completion>,
     /// I/Os that the queue pair has taken and not completed.
     in_flight: usize,
-    /// The start of the run.
-    epoch: Instant,
+    /// The start of the run of all jobs.
+    run_start: Instant,
     /// The last reading of the clock, and the same as nanoseconds since the start of the run.
     at: Instant,
     now: u64,
     /// The start of counting.
     begin: u64,
-    /// The time at which the job stops issuing I/Os.
+    /// The time at which the job stops issuing I/Os; `u64::MAX`: never.
     end: u64,
+    /// The bytes and the I/Os that the job may still issue; `u64::MAX`: without limit.
     bytes_left: u64,
     ios_left: u64,
     /// Set when the job issues no more I/Os: after an error, at a signal, or at `end`.
@@ -98,16 +99,16 @@ impl Worker {
     /// The worker of the `number`th clone of `job`.
     ///
     /// # Errors
-    /// Errors of the checks.
+    /// The target does not support the job, it gives no queue pair, or there is no memory for the buffers.
     pub(crate) fn new(
         job: Arc<Job>,
         number: u64,
         seed: u64,
         target: &Target,
         stop: Arc<AtomicBool>,
-        epoch: Instant,
+        run_start: Instant,
     ) -> Result<Worker, String> {
-        check(&job, target)?;
+        check_limits(&job, target)?;
         let (begin, len) = region(&job, number, target)?;
         let mut pair = target.open_pair()?;
         let slots = slots(&job)?;
@@ -132,8 +133,8 @@ impl Worker {
             burst: Vec::with_capacity(depth),
             done: Vec::with_capacity(depth),
             in_flight: 0,
-            epoch,
-            at: epoch,
+            run_start,
+            at: run_start,
             now: 0,
             begin: 0,
             end: u64::MAX,
@@ -176,7 +177,7 @@ impl Worker {
         if self.stats.errors == 0 {
             self.read_back();
         }
-        self.stats.ended(self.epoch.elapsed());
+        self.stats.ended(self.run_start.elapsed());
         self.stats
     }
 
@@ -292,8 +293,9 @@ impl Worker {
         }
     }
 
-    /// Sleeps, at most until a completion arrives or `until` has come. Spins once instead if `until` is near, or if
-    /// I/O is outstanding and either its last completion is recent or the job or engine needs spinning.
+    /// Sleeps until a completion arrives, but at most [`MAX_SLEEP`], and not past `until`, the end of the job or the
+    /// queue pair's timeout. Spins once instead if less than [`SLEEP_MARGIN`] is left; or if I/O is
+    /// outstanding and the last completion is recent, the job has `busy_poll`, or the engine gives no events.
     fn wait(&mut self, until: u64) {
         let is_busy = self.in_flight > 0;
         let idle = self.now.saturating_sub(self.last_completion.max(self.begin));
@@ -314,7 +316,7 @@ impl Worker {
     #[inline]
     fn read_clock(&mut self) {
         self.at = Instant::now();
-        self.now = nanoseconds(self.at.duration_since(self.epoch));
+        self.now = nanoseconds(self.at.duration_since(self.run_start));
     }
 
     /// Reads back the written blocks, and verifies them. These reads count as the job's reads only if it had
@@ -353,15 +355,13 @@ impl Worker {
         }
     }
 
-    /// Waits until something completes, or for a while.
+    /// Waits until something completes, or for at most [`MAX_SLEEP`].
     fn step(&mut self) {
         if !self.exchange() {
             self.wait(u64::MAX);
         }
     }
-}
 
-impl Worker {
     /// Starts counting now, and returns the CPU use so far; after the ramp it starts a second time.
     fn start_counting(&mut self) -> CpuUse {
         self.begin = self.now;
@@ -484,7 +484,7 @@ pub(crate) fn seed_of(job: &Job, index: u64, number: u64) -> u64 {
     derive(base, index << 16 | number)
 }
 
-/// The part of `target` that the `number`th clone works on: begin and length in bytes.
+/// The region of `target` that the `number`th clone works on: begin and length in bytes.
 ///
 /// # Errors
 /// A sentence with the job's demand and the target's capacity.
@@ -518,7 +518,7 @@ fn region(job: &Job, number: u64, target: &Target) -> Result<(u64, u64), String>
 }
 
 /// Refuses blocks and depths that the target does not support.
-fn check(job: &Job, Target { name, namespace, .. }: &Target) -> Result<(), String> {
+fn check_limits(job: &Job, Target { name, namespace, .. }: &Target) -> Result<(), String> {
     let block = u64::from(namespace.block_len_bytes);
     if let Some(size) = job.block_sizes().iter().find(|size| !size.is_multiple_of(block)) {
         return Err(format!(
@@ -558,7 +558,8 @@ fn slots(job: &Job) -> Result<Vec<Slot>, String> {
     }
 }
 
-/// The seed if the user gives none: the same in every run, as in fio.
+/// The seed if the user gives none: the same in every run, as in fio. With `randrepeat=0`, only the contents of blocks
+/// are generated from it.
 const DEFAULT_SEED: u64 = 0x89;
 
 /// The errno that fio would show for this failure.

@@ -48,7 +48,7 @@ impl Entry {
     }
 }
 
-/// Merges the jobs of each group with `group_reporting`.
+/// Merges the entries of each group whose jobs have `group_reporting`.
 fn merge_groups(entries: Vec<Entry>) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     for entry in entries {
@@ -121,8 +121,8 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
 }
 
-/// For each unit, the upper limits of the steps with their percent; latencies above all limits come last, as
-/// `>=2000`.
+/// For each unit of time, the limits of the steps, each with the percentage of latencies that are below it but not
+/// below the limit before it. `>=2000` of the last unit stands for latencies from 2,000 ms on.
 fn latency_shares(stats: &Stats) -> Vec<(&'static str, Vec<(String, f64)>)> {
     let steps = [2_u64, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
     let units = [("nsec", 1_u64), ("usec", 1_000), ("msec", 1_000_000)];

@@ -1,4 +1,5 @@
-//! The result as text in fio's layout. Lines about samples and about the tool's overhead are added to fio's.
+//! The result as text in fio's layout. Lines about errors, verified blocks, samples and the tool's overhead are added
+//! to fio's.
 
 use super::{Entry, VERSION, latency_shares};
 use crate::job::{Engine, Job, Pattern, value_name};
@@ -116,7 +117,7 @@ fn direction_lines(job: &Job, label: &str, direction: &Direction) -> String {
     text + &series_line("iops        ", summary(&direction.iops), 1.0, "")
 }
 
-/// The line about a rate over time; empty without a value.
+/// The line about a rate over time; empty without a value. The values are shown divided by `per`.
 fn series_line(label: &str, found: Summary, per: f64, share: &str) -> String {
     let Summary { min, max, mean, deviation, count } = found;
     if count == 0 {
@@ -282,7 +283,7 @@ fn rate(bytes_per_s: f64) -> String {
     format!("{}/s ({}/s)", binary(bytes_per_s), decimal(bytes_per_s))
 }
 
-/// The unit for latencies from `min` to `max` nanoseconds: its name and its length.
+/// The unit for latencies from `min` to `max` nanoseconds: its name, and its length in nanoseconds.
 fn latency_unit(min: u64, max: u64) -> (&'static str, f64) {
     match (min, max) {
         (2_000_001.., 100_000_000..) => ("msec", 1e6),
