@@ -1,4 +1,5 @@
-//! Arguments that several commands share: the image and how it is opened, order and shares, processors, and tiers.
+//! Arguments that several commands share: the image and how it is opened, order and shares, processors, tiers and
+//! metrics.
 //!
 //! `mix.rs` has the arguments of mixtures, `weights.rs` those of weighted sampling.
 
@@ -16,7 +17,7 @@ use clap::builder::{
 };
 
 use dlfs::address::{Address, AddressError, CatalogName};
-use dlfs::cache::{Probe, TierOptions, probe};
+use dlfs::cache::{Probe, TierOptions, TierSpec, probe};
 use dlfs::dataset::{Dataset, Image, OpenOptions};
 use dlfs::exporter::Exporter;
 use dlfs::folders::FolderOptions;
@@ -112,10 +113,10 @@ impl ConnectionArgs {
         self.connect.folders()
     }
 
-    /// The library's options for these arguments.
+    /// The library's options for these arguments. Warns of keys that are given as text.
     ///
     /// # Errors
-    /// A key cannot be read.
+    /// As [`Connect::options`].
     pub(crate) fn options(&self, writable: bool) -> dlfs::Result<ConnectOptions> {
         for (option, text) in [
             ("--dhchap-secret", &self.connect.dhchap_secret),
@@ -179,7 +180,7 @@ impl ImageArgs {
     /// The options of opening the image for reading.
     ///
     /// # Errors
-    /// Options of the connection that contradict each other.
+    /// As [`ConnectionArgs::options`].
     pub(crate) fn options(
         &self,
         connection: &ConnectionArgs,
@@ -220,7 +221,7 @@ pub(crate) struct MetricsArgs {
 }
 
 impl MetricsArgs {
-    /// Starts to serve the metrics, until the returned value is dropped, and logs the address.
+    /// Serves the metrics until the returned value is dropped, and logs the address; `None` without the option.
     pub(crate) fn serve(&self) -> Result<Option<Exporter>, Failure> {
         let exporter = self.metrics.map(Exporter::serve).transpose()?;
         if let Some(exporter) = &exporter {
@@ -284,7 +285,8 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    /// The processors to bind pollers to, if any were given.
+    /// The processors to bind pollers to: those of `--cpus`, of `--numa`, or those that both name. `None` without these
+    /// options.
     pub(crate) fn cpus(&self) -> Result<Option<Cpus>, Failure> {
         let wrong = |option: &'static str| {
             move |error: Error| Failure::Usage(format!("{option}: {}", error.report()))
@@ -301,10 +303,10 @@ impl PlacementArgs {
 }
 
 /// The tiers in `given`. `node` is the name of this node; `None`: the identity of the machine. With `--tiers-file
-/// auto`, measures the tiers first.
+/// auto`, measures the tiers first; without `--tier`, that is [`default_tier`].
 ///
 /// # Errors
-/// The file of `--tiers-file` cannot be read or is invalid; a tier cannot be measured.
+/// The file of `--tiers-file` cannot be read or is invalid; `--tier` is given beside a file; a tier cannot be measured.
 pub(crate) fn tiers(given: &Tiers, node: Option<String>) -> Result<TierOptions, Error> {
     if given.tiers_file.as_deref() != Some(Path::new("auto")) {
         if given.tiers_file.is_some() && !given.tiers.is_empty() {
@@ -315,20 +317,24 @@ pub(crate) fn tiers(given: &Tiers, node: Option<String>) -> Result<TierOptions, 
     }
     let mut specs = given.specs()?;
     if specs.is_empty() {
-        specs.push(format!("ram:{}", free_memory_bytes()? / 2).parse()?);
+        specs.push(default_tier()?);
     }
     given.with(probe(&specs, &[], &Probe::default())?.options()?, node)
 }
 
-/// The memory that programs can get without swapping.
-pub(crate) fn free_memory_bytes() -> Result<u64, Error> {
+/// The tier that is measured if none is named: half of the memory that programs can get without swapping.
+///
+/// # Errors
+/// `Unsupported`: the system does not say how much that is.
+pub(crate) fn default_tier() -> Result<TierSpec, Error> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.map(|kib| kib * 1024).ok_or_else(|| {
+    let kib = kib.ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, "the system does not say how much memory is free")
             .hint("name the tiers: --tier ram:4G")
-    })
+    })?;
+    format!("ram:{}", kib * 1024 / 2).parse()
 }
 
 #[cfg(test)]

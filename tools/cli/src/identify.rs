@@ -103,8 +103,8 @@ impl Field {
 
     /// The value as a number, of at most 16 bytes, little-endian.
     fn number(&self, page: &[u8]) -> u128 {
-        let low_first = self.bytes(page).iter().rev();
-        low_first.fold(0, |number, &byte| number << 8 | u128::from(byte))
+        let highest_first = self.bytes(page).iter().rev();
+        highest_first.fold(0, |number, &byte| number << 8 | u128::from(byte))
     }
 
     /// The value as a string, up to the first NUL.
@@ -145,8 +145,8 @@ impl Field {
     /// The value as nvme-cli writes it in JSON.
     fn json(&self, page: &[u8]) -> Value {
         match self.form {
-            // nvme-cli writes a JSON number of up to 39 digits. Many readers lose digits of such a number, so
-            // it is a string here.
+            // nvme-cli writes JSON numbers of up to 39 digits. Many readers lose digits of such numbers, so those above
+            // 64 bits are strings here.
             "" | "x" => match u64::try_from(self.number(page)) {
                 Ok(number) => number.into(),
                 Err(_) => self.number(page).to_string().into(),

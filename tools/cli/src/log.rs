@@ -46,7 +46,7 @@ pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
 /// Changes the level: events at least as severe as `level` are written.
 ///
 /// # Errors
-/// There is no such level.
+/// There is no such level, or this process has no log.
 pub(crate) fn set_level(level: &str) -> Result<(), String> {
     let filter = match level {
         "error" => LevelFilter::ERROR,
@@ -90,7 +90,7 @@ static SERVICE_QUEUE: OnceLock<LineQueue> = OnceLock::new();
 /// Standard error. Control characters are escaped, since lines quote strings of other programs.
 struct SafeStderr;
 
-/// A closed stderr concerns only its reader.
+/// Errors of writing are ignored: a closed stderr concerns only its reader.
 impl LineWriter for SafeStderr {
     fn line(&mut self, line: &[u8]) -> io::Result<()> {
         let _ = self.write(line);
@@ -138,7 +138,7 @@ pub(crate) struct LineQueue {
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
-    /// Asks for a word when all lines before this message are written.
+    /// Asks for a message to this channel when all lines before this one are written.
     Finish(SyncSender<()>),
 }
 

@@ -250,6 +250,7 @@ impl RowCounts {
     fn count(&mut self, layout: &Layout) {
         let Layout { num_rows, seq_len, segments } = layout;
         for (at, last) in segments.iter().enumerate() {
+            // `last` is the last segment of its row.
             if segments.get(at + 1).is_none_or(|next| next.row != last.row) {
                 let filled = u64::from(last.column + last.len);
                 self.tokens += filled - 1;
@@ -284,7 +285,7 @@ impl RowCounts {
     }
 }
 
-/// The part of `columns` that is padding.
+/// The share of `columns` that is padding, from 0 to 1.
 pub(crate) fn padding_share(padding: u64, columns: u64) -> f64 {
     padding as f64 / columns.max(1) as f64
 }

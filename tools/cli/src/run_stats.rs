@@ -179,7 +179,7 @@ fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// An hour: every call's deadline is shorter.
+/// The longest wait that the histogram records, an hour; longer ones count as this.
 const MAX_WAIT_US: u64 = 3_600_000_000;
 
 #[cfg(test)]

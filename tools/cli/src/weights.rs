@@ -38,10 +38,10 @@ impl WeightArgs {
     }
 
     /// Returns `options` with the weights of the samples of `directory`; without weights, `options` as they are.
-    /// `epoch_size` is the number of samples to draw in an epoch.
+    /// `epoch_size` is the number of samples to draw in an epoch; for `None` see [`Draws::epoch_size`].
     ///
     /// # Errors
-    /// Errors of reading the file; weights that no sample can be drawn by.
+    /// `Usage`: a pair of LABEL=WEIGHT is wrong. Errors of reading the file; weights that no sample can be drawn by.
     pub(crate) fn weigh(
         &self,
         options: LoaderOptions,

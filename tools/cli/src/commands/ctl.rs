@@ -1,6 +1,7 @@
 //! `dlfs ctl` asks a running service over its control socket, and changes it.
 //!
-//! `service/methods.rs` has the parameters of each method, and carries the methods out.
+//! The service carries the methods out. `service/methods.rs` has their parameters, except for those of `limit`
+//! (`service/limits.rs`) and of `log-level` (below).
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
 //! Maintenance of images and shards.
 //!
 //! - `dlfs delete` commits a new generation without some samples, and `purge` frees their space.
-//! - `rebuild` makes the directory of a damaged image from chunk headers alone.
-//! - `snapshot` saves the directory to a file, so that jobs need not read it from the image.
+//! - `rebuild` makes the directory of a damaged image from chunk headers.
+//! - `snapshot` saves the directory to a file, so that jobs need not read it from the image, and checks such a file.
 //! - `index` makes the indexes of shards before jobs read them.
 
 use std::path::{Path, PathBuf};

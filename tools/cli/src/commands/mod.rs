@@ -1,8 +1,9 @@
 //! The commands of `dlfs`: [`Cli`] parses the arguments and runs the selected one.
 //!
-//! Each command has its arguments, its work and its output in one file, and each file has the commands of one subject.
-//! This file also has the commands about the program itself: `info` shows the version and the engines of this build;
-//! `completions` and `man` generate shell completions and manual pages from the `--help` texts.
+//! Each command has its arguments, its work and its output in one file or folder, together with the commands of the
+//! same subject. `dlfs export` is in `src/export/`, `dlfs top` in `src/top/`. This file also has the commands about the
+//! program itself: `info` shows the version and the engines of this build; `completions` and `man` generate shell
+//! completions and manual pages from the `--help` texts.
 
 mod cached;
 mod catalog;

@@ -1,7 +1,7 @@
 //! `dlfs mount` shows an image as a folder, through FUSE.
 //!
-//! The file system is in `tools/mount/`. This file opens the image, starts itself again in the background, and follows
-//! the file of `--order`.
+//! The file system is in `tools/mount/`. This file starts the command again in the background, opens the image, and
+//! follows the file of `--order`.
 
 use std::io::{BufRead, BufReader, Seek};
 use std::os::unix::fs::MetadataExt;

@@ -7,7 +7,7 @@ use clap::Args;
 use dlfs::cache::{self, Probe, TierSpec};
 use dlfs::dataset::{Image, OpenOptions};
 
-use crate::args::{ConnectionArgs, ImageAddress, free_memory_bytes};
+use crate::args::{ConnectionArgs, ImageAddress, default_tier};
 use crate::exit::{Failure, Outcome, about_file};
 use crate::out::Out;
 
@@ -40,7 +40,7 @@ pub(crate) fn probe(args: ProbeArgs) -> Result<Outcome, Failure> {
     }
     let mut tiers = args.tier;
     if tiers.is_empty() {
-        tiers.push(format!("ram:{}", free_memory_bytes()? / 2).parse()?);
+        tiers.push(default_tier()?);
     }
     let connect = args.connection.options(false)?;
     let options = OpenOptions { connect, ..OpenOptions::default() };

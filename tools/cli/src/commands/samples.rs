@@ -274,7 +274,7 @@ fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Fai
 /// The live sample with this name, or with this id as a decimal string.
 ///
 /// # Errors
-/// `NotFound`: there is no such sample.
+/// `NotFound`: there is no such sample. `Usage`: the id is not a number.
 pub(crate) fn find(directory: &Directory, name: &[u8], is_id: bool) -> Result<SampleId, Failure> {
     if !is_id {
         return directory.lookup(name)?.ok_or_else(|| {

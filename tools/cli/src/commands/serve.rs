@@ -444,7 +444,8 @@ fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
     config::resolve(listen).map_err(|what| Failure::Usage(format!("--listen {what}")))
 }
 
-/// `nqn.2026-11.io.dlfs:FILESTEM`, from the first address's file, or the NQN of a remote address.
+/// `nqn.2026-11.io.dlfs:FILESTEM`, from the file of the first address. If that address is of NVMe/TCP, its NQN; if it
+/// is of another kind, `image` instead of FILESTEM.
 fn default_nqn(addresses: &[Address]) -> Result<Nqn, Failure> {
     let stem = match addresses.first() {
         Some(Address::Path(path)) => path.file_stem(),
@@ -481,11 +482,11 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The same interval while hosts are sent away, and between attempts to serve metrics.
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The most requests that are carried out between two checks of signals.
+/// The most requests that are carried out between two checks of signals, beside the first.
 const MAX_REQUESTS: usize = 16;
 /// Time limit for the address of metrics to be free after a takeover.
 const METRICS_LIMIT: Duration = Duration::from_secs(2);
-/// Hosts are sent away within 5 s, and a target stops within another 5 s.
+/// The grace period of a service: hosts are sent away within 5 s, and a target stops within another 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(15);
 const EXAMPLES: &str = "\
 Examples:

@@ -1,4 +1,5 @@
-//! `dlfs shuffle-report` reports how random an order is, compared with chance, without reading samples.
+//! `dlfs shuffle-report` reports how random an order is, compared with chance, from the directory alone. A report about
+//! the first epoch over shards also reads shards whose index is missing.
 //!
 //! The observers of `src/order/order/report/` compute the figures; this file gives them the ids in their order.
 
@@ -117,7 +118,7 @@ fn report_order(
         ids.clear();
         order.ids(directory, positions.split_front(STEP), &mut ids);
         for &id in &ids {
-            let rank = directory.rank_of(id);
+            let rank = directory.rank_of(id); // among live samples
             let label = directory.label(id);
             let chunk = directory.chunk_of(id).expect("an order gives only ids of its directory");
             observer.see(Observed { rank, chunk, label });
@@ -155,7 +156,7 @@ fn report_first_epoch(args: &ShuffleReportArgs, spec: &OrderSpec) -> Result<Outc
     let rank_batch = (args.batch_size / u64::from(world_size)).max(1);
     let lens_of = |shard: u64| indexes[shard as usize].lens_bytes();
     lanes.visit((indexes.len() as u64, &lens_of), (world_size, rank_batch), |shard, sample| {
-        let rank = firsts[shard as usize] + sample;
+        let rank = firsts[shard as usize] + sample; // among the samples of all shards
         let label = indexes[shard as usize].label(sample as usize);
         observer.see(Observed { rank, chunk: shard as u32, label });
     })?;

@@ -214,10 +214,10 @@ fn c_string(part: &[u8]) -> Result<CString, Errno> {
     CString::new(part).map_err(|_| Errno::INVAL)
 }
 
-/// Opens a folder, never through a link.
+/// Flags that open a folder, never through a link.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Creates a file; fails if the name exists, even as a link.
+/// Flags that create a file, and fail if the name exists, even as a link.
 const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)

@@ -190,7 +190,7 @@ impl Export<'_> {
         Ok(false)
     }
 
-    /// Adds the files of one sample to `files`; a file that cannot be written is recorded in `done.refused`.
+    /// Adds the files of one sample to `files`; a file whose name is refused goes to `done.refused` instead.
     fn sample<'b>(
         &mut self,
         batch: &'b Batch,
@@ -346,8 +346,8 @@ fn print_result(args: &ExportArgs, done: &ExportResult, time: Duration) -> Resul
 
 /// A destination of samples.
 trait Sink {
-    /// Writes files, whose paths have passed [`check`]. Returns those that conflict, in their order; nothing is left
-    /// behind of them.
+    /// Writes files, whose paths have passed [`check`]. Returns those that conflict, in their order; no file is left
+    /// behind of them, but their folders may be.
     ///
     /// # Errors
     /// No further file can be written.

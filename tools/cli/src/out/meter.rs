@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::text::{self, count, counted, rate};
 
-/// The progress of one task. Dropping a meter clears its bar. Drop it before the next meter is created: the terminal
-/// clears lines from the cursor's position.
+/// The progress of one task. Dropping a meter clears its bar, which is taken to be on the line of the cursor: drop it
+/// before the next meter draws its own.
 pub(crate) struct Meter {
     /// `None`: progress is printed as lines, or not at all.
     bar: Option<ProgressBar>,

@@ -1,7 +1,8 @@
 //! The output of a command: [`Out`] is standard output, which carries only results.
 //!
-//! Results are buffered, coloured only on a terminal, and harmless for it. If the reader of standard output has gone,
-//! the command ends without a message. `meter.rs` shows progress on stderr; `text.rs` formats numbers and names.
+//! Results are buffered and coloured only on a terminal. Control characters in text and JSON are escaped; the bytes of
+//! samples are written as they are. If the reader of standard output has gone, the command ends without a message.
+//! `meter.rs` shows progress on stderr; `text.rs` formats numbers and names.
 
 mod meter;
 mod text;
@@ -43,7 +44,7 @@ impl Out {
         self.bytes(b"\n")
     }
 
-    /// Writes a string of one or several lines, without a newline at the end. Quoted names and paths are escaped.
+    /// Writes a string of one or several lines, and adds no newline. Quoted names and paths are escaped.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
         if !self.colour {
             return self.bytes(safe_text(text).as_bytes());
@@ -161,7 +162,7 @@ impl Formatter for SafeJson {
 
 /// The character that begins a style.
 const ESCAPE: char = '\x1b';
-/// The escape sequences of [`Out::bold`], [`Out::green`] and [`Out::dim`], each after its ESC.
+/// The escape sequences that [`Out::bold`], [`Out::green`] and [`Out::dim`] begin and end with, each without its ESC.
 const STYLES: [&str; 4] = ["[0m", "[1m", "[2m", "[32;1m"];
 
 fn output_failed(error: io::Error) -> Failure {

@@ -50,7 +50,7 @@ pub(crate) struct Source {
 
 /// The purpose of opening namespaces.
 enum Purpose {
-    /// The request `add-ns`: the place of its answer, and the namespace with its subsystem.
+    /// The request `add-ns`: the channel for its answer, and the namespace with its subsystem.
     Add(Reply, (Nqn, NamespaceConfig)),
     Reload(Reload),
 }
@@ -89,7 +89,7 @@ impl Source {
 }
 
 impl Changes {
-    /// Begins without changes. `events` receives an event when [`Changes::step`] has something to do.
+    /// Begins without changes. `events` receives an event when namespaces are open, for [`Changes::step`].
     pub(crate) fn new(
         service: Service,
         source: Source,
@@ -256,7 +256,7 @@ impl Changes {
         self.service.commit(new, prepared).map_err(PartlyChanged)
     }
 
-    /// Reloads the hosts file from the command line. Connected hosts stay.
+    /// Reloads the hosts file from the command line, and opens the access log anew. Connected hosts stay.
     fn read_hosts_again(&mut self) -> Result<String> {
         let keys = self.source.hosts.as_deref().map(read_hosts).transpose()?;
         let output = self.service.next_access_log(self.source.access_log(None).as_ref())?;

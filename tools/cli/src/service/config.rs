@@ -57,8 +57,10 @@ pub(crate) struct SubsystemConfig {
     pub(crate) ana: AnaState,
     /// Threads that move data; by default one per processor of `cpus`, else 1.
     pub(crate) pollers: Option<u16>,
+    /// The processors of these threads; `None`: any.
     pub(crate) cpus: Option<Cpus>,
     pub(crate) busy_poll: bool,
+    /// Limits on the resources of the target.
     pub(crate) limits: LimitArgs,
 }
 

@@ -6,12 +6,12 @@
 //! Each client has a thread that reads requests and sends answers; the service's loop carries the requests out, one
 //! after the other. No client delays another:
 //!
-//! - A client that takes nothing of its answer for [`SEND_LIMIT`] is closed. Its next request is read after the answer.
+//! - A client that takes nothing of its answer for [`SEND_LIMIT`] is closed.
 //! - If there are more than [`MAX_CLIENTS`] clients, the one that has been silent for longest is closed. Clients that
 //!   wait for an answer stay; if all do, the new client is closed.
-//! - A request that takes long delays only the next request of the same client.
+//! - A request that waits for its answer delays only the next request of the same client.
 //!
-//! Requests and answers have a limit in bytes on both sides.
+//! The service limits the bytes of requests and answers, and [`call`] those of answers.
 
 use std::fs;
 use std::io::{self, BufRead as _, Read as _, Write as _};
@@ -93,7 +93,7 @@ struct Client {
     stream: Arc<UnixStream>,
     /// Set while a request of the client is carried out.
     waits: bool,
-    /// The time of the last request or answer.
+    /// The time of the last request or answer; before the first request, of the connection.
     active: Instant,
 }
 
@@ -265,7 +265,7 @@ pub(super) fn bind_private(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
-/// As `exit::about_file`: the fuzz targets compile this file alone.
+/// As `exit::about_file`: the fuzz targets compile this file without `exit.rs`.
 fn about_socket(doing: &'static str, path: &Path, error: io::Error) -> Error {
     let kind = Error::from(io::Error::from(error.kind())).kind();
     Error::new(kind, doing).path(path).source(error)

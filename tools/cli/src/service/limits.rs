@@ -209,7 +209,7 @@ pub(crate) fn rule_of(table: &toml::Table, is_group: bool) -> Result<HostRule, S
     Ok(HostRule { group, hosts, limits })
 }
 
-/// Refuses patterns that no host of the subsystems can match, if they name all hosts.
+/// Refuses patterns that match no listed host, if every subsystem lists the hosts that may connect.
 pub(crate) fn check_known<'a>(
     rule: &HostRule,
     subsystems: impl Iterator<Item = &'a SubsystemConfig> + Clone,

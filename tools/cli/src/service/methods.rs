@@ -1,7 +1,7 @@
 //! The methods of the control socket, by name.
 //!
-//! The parameters of each method are a type, which `dlfs ctl` fills from its arguments. Methods that take long are in
-//! `changes.rs`, and `limit` is in `limits.rs`.
+//! The parameters of a method are a type, which `dlfs ctl` fills from its arguments if it offers the method. Methods
+//! that are answered later or end the service are in `changes.rs`, and `limit` is in `limits.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,14 @@
 //! Targets as a service, as `dlfs serve` runs them.
 //!
-//! The configuration file or the command line becomes [`config::SubsystemConfig`] values; [`limits`] are a part of
-//! them. [`running::Service`] has the running targets. [`control`] receives the requests of `dlfs ctl`, [`methods`]
-//! carries them out, and [`reload`] makes the targets match the file again; [`changes`] advances those that take long.
-//! [`takeover`] replaces the service by another process without closing its addresses. [`manager`] reports to systemd,
-//! and [`access_log`] has a line for each event.
+//! The configuration file or the command line becomes [`config::SubsystemConfig`] values, with [`limits`].
+//! [`running::Service`] has the running targets. [`control`] receives the requests of `dlfs ctl`, [`methods`] carries
+//! them out, and [`reload`] makes the targets match the file again; [`changes`] advances the requests and the reload
+//! that wait for namespaces, which `openings.rs` opens. [`takeover`] replaces the service by another process without
+//! closing its addresses. [`manager`] reports to systemd and takes its sockets, and [`access_log`] has a line for each
+//! event.
 //!
-//! All of it runs on the command's main thread, in the loop of `commands/serve.rs`, except for reading requests,
-//! opening namespaces, ending targets and writing the access log.
+//! All of it runs on the command's main thread, in the loop of `commands/serve.rs`, except for receiving requests,
+//! sending answers, opening namespaces, ending targets and writing the access log.
 //!
 //! It is not a supervisor: if a target's thread dies, the service ends. Read `running.rs` first.
 

@@ -2,8 +2,9 @@
 //!
 //! A reload has two steps, so that a bad file, machine or remote target changes nothing. First, `openings.rs` opens
 //! namespaces, and [`Service::prepare`] does everything else that can fail: it listens, starts the targets of
-//! new subsystems without admitting hosts, and allocates all that running targets need. Then [`Service::commit`]
-//! changes the service. It fails only if a target's thread hangs or has died; some changes are then already in effect.
+//! new subsystems without admitting hosts, allocates all that running targets need, and opens the access log. Then
+//! [`Service::commit`] changes the service. It fails only if a target's thread hangs or has died; some changes are then
+//! already in effect.
 
 use std::collections::BTreeSet;
 
@@ -72,7 +73,7 @@ impl Service {
         config.namespaces.iter().filter(|namespace| !present.contains(namespace))
     }
 
-    /// Prepares everything to become `new`, without visible effect. `opened` has the namespaces that were missing;
+    /// Prepares everything to become `new`, without an effect on hosts. `opened` has the namespaces that were missing;
     /// `destination` is the new destination of the access log.
     ///
     /// # Errors

@@ -160,7 +160,7 @@ impl Service {
     }
 
     /// A socket that listens on this address: from a subsystem that a reload is about to replace, from the service
-    /// manager, or else a new one.
+    /// manager or the service that this one replaces, or else a new one.
     fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
         let running = self.subsystems.iter().flat_map(|running| &running.listeners);
         let mut known = running.chain(&self.inherited);
@@ -256,9 +256,7 @@ impl Service {
         self.subsystems.iter().for_each(|running| running.target.drain());
         controllers
     }
-}
 
-impl Service {
     /// Begins to end a subsystem that the service no longer contains.
     ///
     /// # Errors

@@ -75,7 +75,7 @@ impl Takeover {
         manager.follow(std::process::id()); // before the other one ends: the manager would end the service
         match call(&self.control, "hand-over", Value::Null) {
             Ok(_) => Ok(()),
-            // Other errors have a source, or are of another kind.
+            // An error that the other service answers has this kind and no source.
             Err(error)
                 if error.kind() == ErrorKind::Refused && StdError::source(&error).is_none() =>
             {

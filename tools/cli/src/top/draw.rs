@@ -36,8 +36,8 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// The first line: `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A peer that has another role, too, counts
-/// only as that.
+/// The first line: `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A process that is a peer and has another
+/// role counts only by the other role.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let rows = &report.rows[0];
     let count = |role| rows.iter().filter(|row| row.role == Some(role)).count() as u64;
@@ -86,7 +86,7 @@ fn sections(view: &View, width: usize) -> Line<'static> {
     Line::from(spans.collect::<Vec<_>>())
 }
 
-/// The keys, or the full names of the marked row.
+/// The keys; or the first two values of the marked row in full, and its note.
 fn footer(report: &Report, view: &View, width: usize) -> Line<'static> {
     let marked = view.cursor.and_then(|cursor| {
         let row = *layout::sorted(&report.rows[view.open], view.sort()).get(cursor)?;
@@ -219,7 +219,8 @@ impl View {
         false
     }
 
-    /// The first row to show, so that the marked row is among the `room` visible ones of `rows`.
+    /// Notes the numbers of this drawing; returns the first row to show, so that the marked row is among the `room`
+    /// visible ones of `rows`.
     fn first_row(&mut self, rows: usize, room: usize) -> usize {
         (self.rows, self.room) = (rows, room.max(1));
         self.cursor =

@@ -1,5 +1,5 @@
 //! The addresses of metrics, `HOST:PORT` or `http://HOST:PORT/PATH`. Threads ask them ([`start`]), and [`Fleet`] keeps
-//! the last two answers of each, or the error.
+//! the last two answers of each, and the failure of its last request.
 //!
 //! Requests use HTTP/1.0, so that an answer is never chunked. An answer that is too long, too slow or
 //! incomplete is an error, and delays no other address. The threads are not joined: they end with the
@@ -32,8 +32,8 @@ struct Watched {
     /// The answer before the last one, of the same process or of an earlier one.
     before: Option<(Instant, Page)>,
     last: Option<(Instant, Page)>,
-    /// The failure of the last request, if it has failed.
-    failure: Option<Failure>,
+    /// The failed requests since the last answer, if there are any.
+    failure: Option<FailedRequests>,
     /// The time at which a request has failed last, even if later ones have succeeded.
     failed_at: Option<Instant>,
     /// The time of the first answer of the current process, if it is not the first process.
@@ -41,7 +41,7 @@ struct Watched {
 }
 
 /// Failed requests of an address without an answer in between.
-struct Failure {
+struct FailedRequests {
     /// The reason of the last one.
     why: String,
     /// The time of the first one.
@@ -100,7 +100,7 @@ impl Watched {
         self.failed_at = Some(at);
         match &mut self.failure {
             Some(failure) => failure.why = why,
-            None => self.failure = Some(Failure { why, since: asked }),
+            None => self.failure = Some(FailedRequests { why, since: asked }),
         }
     }
 
@@ -136,7 +136,7 @@ impl Watched {
     }
 }
 
-/// The error of an address whose first answer is late.
+/// The error of an address that has not answered for too long, although no request has failed.
 const LATE: &str = "no answer so far";
 /// The time for which a restart is shown.
 const RESTART_SHOWN_SECONDS: f64 = 60.0;

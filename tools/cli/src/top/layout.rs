@@ -50,7 +50,7 @@ pub(super) fn lines(
         .map(|(nth, column)| {
             let of_rows = rows.iter().zip(&cells).filter(|(row, _)| row.note.is_none() || nth < 2);
             let widths = of_rows.map(|(_, cells)| width_of(&cells[nth].0));
-            // One more column, for the mark.
+            // One terminal column more, for the mark.
             let natural = widths.fold(width_of(column.title) + 1, usize::max);
             ShownColumn { nth, column, natural }
         });

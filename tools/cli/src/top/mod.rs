@@ -84,7 +84,7 @@ fn interval(text: &str) -> Result<f64, String> {
 
 /// Asks all addresses twice, `interval` apart, and prints the difference: as text, or as one JSON value.
 ///
-/// `Incomplete`: an address did not answer; the report says why.
+/// `Incomplete`: an address did not answer, or not with metrics of dlfs; the report says why.
 fn once(
     addresses: Vec<MetricsAddress>,
     interval: Duration,
@@ -212,7 +212,7 @@ impl Screen {
     }
 }
 
-/// Waits for keys or a signal, such as a resize; returns whether there is one.
+/// Waits for keys or a signal, such as a resize, for less than a second (`limit`); returns whether there is one.
 ///
 /// # Errors
 /// The terminal has gone: Crossterm would read its end of file for ever.

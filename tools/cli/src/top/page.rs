@@ -154,7 +154,7 @@ const MAX_SERIES: usize = 100_000;
 const MAX_LABELS: usize = 16;
 const NO_END: &str = "the answer ends early: it has no # EOF";
 
-/// Two pages of one process, `seconds` apart.
+/// Two pages of one address, `seconds` apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Between<'a> {
     /// `None` if the process started in between: its counters have grown from 0.

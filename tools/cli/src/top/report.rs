@@ -1,7 +1,7 @@
 //! Rows of values from the metrics of all addresses, for the terminal, plain text and `--json`.
 //!
-//! A value is unknown if it needs a second answer that has not arrived yet, or if the process does not serve the
-//! metric.
+//! A value is unknown if the process does not serve the metric, or if the value needs two answers and there was one so
+//! far, or the address does not answer now.
 
 use std::collections::BTreeSet;
 
@@ -134,8 +134,8 @@ pub(super) const ORIGIN: &str = "(data set)";
 pub(super) const RANKS: &str = "(ranks)";
 /// The name of the reads that nodes could not answer, in the table of nodes.
 pub(super) const FAILED: &str = "(failed)";
-/// The name of all loaders of a process.
-const LOADERS: &str = "(loaders)";
+/// The name of all loaders of a process together.
+const ALL_LOADERS: &str = "(loaders)";
 
 impl Report {
     /// Adds the rows of one address.
@@ -151,7 +151,8 @@ impl Report {
             self.push(1, &Subject { role: Some(Role::Target), ..labelled });
         }
         if page.has("dlfs_loader_") {
-            self.push(2, &Subject { role: Some(Role::Job), name: LOADERS, ..Subject::of(answers) });
+            let role = Some(Role::Job);
+            self.push(2, &Subject { role, name: ALL_LOADERS, ..Subject::of(answers) });
         }
         let tiers = answers.values_of(&m::TIER_CAPACITY_BYTES, "tier");
         let origin = (!tiers.is_empty()).then(|| ORIGIN.to_owned());
@@ -169,7 +170,7 @@ impl Report {
         }
     }
 
-    /// Adds the row of a subject to a section.
+    /// Adds the row of a subject to the section with this index in [`SECTIONS`].
     fn push(&mut self, section: usize, of: &Subject) {
         let values = SECTIONS[section].columns.iter().map(|column| (column.of)(of)).collect();
         let is_overview = section == 0;
@@ -233,7 +234,7 @@ pub(super) struct Answers<'a> {
     pub(super) page: Option<&'a Page>,
     /// The last two answers, unless the address does not answer now.
     pub(super) between: Option<Between<'a>>,
-    /// The reason why the address does not answer now, and the time in seconds since it did.
+    /// The reason why the address does not answer now, and the seconds for which it has not answered.
     pub(super) error: Option<(&'a str, f64)>,
     /// The time since the process was restarted, if it was recently.
     pub(super) restarted_seconds: Option<f64>,
@@ -279,7 +280,7 @@ impl Answers<'_> {
 pub(super) struct Subject<'a> {
     pub(super) answers: &'a Answers<'a>,
     pub(super) role: Option<Role>,
-    /// The name in the row, of a subsystem, a tier, a node or a path; otherwise empty, or [`LOADERS`].
+    /// The name in the row, of a subsystem, a tier, a node or a path; otherwise empty, or [`ALL_LOADERS`].
     pub(super) name: &'a str,
     /// The label, with its value, that the subject's metrics have.
     label: Option<(&'a str, &'a str)>,
@@ -342,7 +343,7 @@ impl<'a> Subject<'a> {
     pub(super) fn latency(&self, quantile: f64) -> Value {
         let Some(between) = self.answers.between else { return Value::Unknown };
         let is_ours = |labels: &Labels| labels.have(self.label.as_slice()) && is_io(labels);
-        let is_read = |labels: &Labels| self.name != LOADERS || labels.have(BY_LOADER);
+        let is_read = |labels: &Labels| self.name != ALL_LOADERS || labels.have(BY_LOADER);
         match self.role {
             Some(Role::Target | Role::Peer) => {
                 between.quantile(&m::TARGET_COMMAND_SECONDS, is_ours, quantile)

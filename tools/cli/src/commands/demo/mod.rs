@@ -373,7 +373,8 @@ fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
 struct Epoch {
     #[serde(flatten)]
     report: RunReport,
-    /// Read commands sent in the epoch; 0 if all chunks are still in memory.
+    /// Read commands that were sent until the epoch's last batch was delivered and after that of the epoch before. The
+    /// loader reads ahead, so they include commands for the next epoch.
     commands: u64,
 }
 

@@ -27,9 +27,9 @@ enum Bound {
     Machine,
     /// A thread of ours is busy all the time, and more threads read more.
     Thread,
-    /// Reads wait for the round trip, and a higher queue depth reads more.
+    /// Reads wait for the round trip, and more queue pairs read more.
     RoundTrip,
-    /// Neither our threads nor the queue depth bound: the network, the target or its media do.
+    /// More queue pairs do not read more: the network, the target or its media are the bound.
     Beyond,
 }
 

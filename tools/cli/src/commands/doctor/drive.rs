@@ -1,5 +1,5 @@
 //! Checks of one drive for `pcie:`, each with a remedy: it must be bound to vfio-pci, in a viable IOMMU group that this
-//! user may open.
+//! user may open, and the user must be allowed to lock memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use rustix::fs::{Access, access};
 use super::machine::{DEVICES, NVME_CLASS, entries, locked_memory, target_of};
 use super::{Finding, finding};
 
-/// One finding for each condition of the drive at this PCI address.
+/// One finding for each condition of the drive at this PCI address; only one if there is no such drive. Files are read
+/// below `root`.
 pub(super) fn findings(root: &Path, address: &str) -> Vec<Finding> {
     let folder = root.join(DEVICES).join(address);
     let class = fs::read_to_string(folder.join("class")).unwrap_or_default();
@@ -59,7 +60,7 @@ fn check_driver(address: &str, driver: Option<&str>) -> Finding {
     finding("driver", driver == Some("vfio-pci"), found, &remedy)
 }
 
-/// Checks that VFIO has all other devices of the group.
+/// Checks that every other device of the group has no driver, or one of [`DRIVERS_OF_A_VIABLE_GROUP`].
 fn viable(root: &Path, address: &str, group: &str) -> Finding {
     let members = entries(root, &format!("{DEVICES}/{address}/iommu_group/devices"));
     let other = |member: &PathBuf| {

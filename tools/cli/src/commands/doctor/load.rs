@@ -126,6 +126,7 @@ pub(super) fn measure(device: &Arc<dyn Device>, slice: Duration) -> Result<Loads
 /// The result of one thread of a measurement.
 struct ThreadLoad {
     reads: u64,
+    /// The shares of the time that the thread ran, and that it ran or waited for a processor; from 0 to 1.
     busy: f64,
     runnable: f64,
     latency_ns: Histogram<u64>,

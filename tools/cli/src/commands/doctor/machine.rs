@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::{Finding, finding};
 use crate::out::percent;
 
-/// One finding for each feature that SPDK or its targets use.
+/// One finding for each feature that SPDK, or a drive read without the kernel, uses.
 pub(super) fn findings(root: &Path) -> Vec<Finding> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     vec![

@@ -4,7 +4,7 @@
 //! it; without an address it examines only this machine.
 //!
 //! `load.rs` measures, and `bound.rs` concludes. `network.rs` has the operating system's view of the connection,
-//! `machine.rs` the needs of SPDK and drives, and `drive.rs` those of one drive.
+//! `machine.rs` the clock of the processors and the needs of SPDK and drives, and `drive.rs` those of one drive.
 
 mod bound;
 mod drive;
@@ -61,7 +61,7 @@ struct Finding {
     check: &'static str,
     /// True unless something could be better.
     good: bool,
-    /// True if the check matters for the data that is read.
+    /// True if the check matters for the data that is read; JSON has this field only if it is false.
     #[serde(skip_serializing_if = "Clone::clone")]
     needed: bool,
     found: String,
@@ -149,7 +149,7 @@ fn examine(
         Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
     }));
     let route = network::reach(addresses, findings);
-    // If there is another path or another site, goes on, since that may work.
+    // Another path or another site may work, so the examination ends here only if there is none.
     if let Some(finding) = findings.iter().find(|finding| !finding.good)
         && connect.paths.is_empty()
         && resolved.sites.len() == 1
@@ -215,8 +215,8 @@ impl Opened {
             Ok(image) => return Ok(Opened::image(&image)),
             Err(error) => error,
         };
-        // Only readable namespaces without a data set are opened again: for other errors, the first error is
-        // the reason.
+        // Namespaces that hold no data set, or a damaged one, are opened again without it. Other errors would come
+        // again.
         let holds_no_image = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
         let devices = match holds_no_image.then(|| open_all(image, &connect)) {
             Some(Ok(devices)) => devices.into_iter().flatten().collect::<Vec<_>>(),
@@ -233,7 +233,7 @@ impl Opened {
     fn image(image: &Image) -> Opened {
         let directory = image.directory();
         let samples = directory.num_samples();
-        // A thousand evenly spaced lengths suffice for a rough mean.
+        // One or two thousand evenly spaced lengths suffice for a rough mean.
         let step = (samples / 1000).max(1);
         let lengths = (0..samples).step_by(usize::try_from(step).unwrap_or(usize::MAX));
         let (count, bytes) = lengths
@@ -267,7 +267,7 @@ impl Opened {
     }
 }
 
-/// The report about this machine as lines. It is always healthy: everything that is examined here is optional.
+/// The report about this machine as lines. The machine is always called healthy: all that is examined is optional.
 fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<String> {
     let absent = findings.iter().filter(|finding| !finding.good).count();
     let mut lines = vec![format!(

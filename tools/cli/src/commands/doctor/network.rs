@@ -18,7 +18,7 @@ use crate::out;
 
 /// The route to the first host that accepted a connection, as that connection had it.
 pub(super) struct Route {
-    /// True if the host is this machine.
+    /// True if the connection goes over the loopback interface.
     is_local: bool,
     mtu: Option<u32>,
     /// The name of the congestion control.
@@ -141,7 +141,8 @@ impl HostPort {
 }
 
 impl Route {
-    /// Asks the socket, which need not stay open: a target warns of hosts that connect and send nothing.
+    /// Reads the options of a connected socket. The caller then closes it: a target warns of hosts that connect and
+    /// send nothing.
     fn of(stream: &TcpStream) -> Route {
         let mtu = match stream.local_addr() {
             Ok(SocketAddr::V4(_)) => sockopt::ip_mtu(stream).ok(),
@@ -198,7 +199,8 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
         out::bytes(most),
         out::bytes(bdp_bytes)
     );
-    // By default the advertised window is at most half of the buffer (tcp_adv_win_scale).
+    // By default the advertised window is at most half of the buffer (tcp_adv_win_scale), so the buffer must have at
+    // least twice the product. The remedy doubles that once more.
     let remedy = format!(
         "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {}\" here, and tcp_wmem at the target",
         (bdp_bytes * 4).next_power_of_two()

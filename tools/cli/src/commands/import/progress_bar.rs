@@ -1,4 +1,4 @@
-//! The progress of a command that writes an image: a bar on stderr, and the stop on a signal.
+//! The progress of a command that writes an image or an index: a bar on stderr, and the stop on a signal.
 
 use dlfs::Error;
 use dlfs::import::{Progress, Stage};

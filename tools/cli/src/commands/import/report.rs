@@ -14,7 +14,8 @@ use crate::args::ImageAddress;
 use crate::exit::Failure;
 use crate::out::{self, Out, known};
 
-/// The most lines for extensions of files that are samples; one more line sums up the others.
+/// The most lines for extensions of files that are samples. One more line shows the last extension, or sums up all
+/// further ones.
 const MAX_SHOWN: usize = 6;
 
 /// The report as JSON.
@@ -158,7 +159,7 @@ fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the kinds of files, those with the most bytes first if each file is a sample.
+/// Prints the kinds of files. If each file is a sample, a kind is an extension, and only [`MAX_SHOWN`] are shown.
 fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
     let (shown, others) = match taken.split_at_checked(MAX_SHOWN) {
         Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MAX_SHOWN..]),

@@ -2,7 +2,8 @@
 //!
 //! This file checks the options, opens what they name, and drives the run; `reading.rs` takes the batches. `ranks.rs`
 //! has the exchange with the other ranks of a job, `run_files.rs` the files that a run writes, and `report.rs` the
-//! report. With `--shards --index PLACE`, `shards.rs` reads epochs over shards that were not imported.
+//! report. With `--shards --index PLACE`, `shards.rs` reads epochs over shards that were not imported, unless other
+//! options need the index of all shards.
 
 mod ranks;
 mod report;
@@ -223,8 +224,8 @@ impl Setup {
             (None, Some(store)) => Ok((image.with_store(store, &self.options, None)?, None)),
             (Some(meeting), store) => {
                 let connect = args.connection.options(false)?;
-                let (image, round) = Joined::join(meeting, image, connect, &self.options, store)?;
-                Ok((image, Some(round)))
+                let (image, joined) = Joined::join(meeting, image, connect, &self.options, store)?;
+                Ok((image, Some(joined)))
             }
         }
     }
@@ -237,7 +238,7 @@ struct Run {
     /// The reader of rows of tokens, until the run takes it.
     rows: Option<RowReader>,
     options: LoaderOptions,
-    /// The round of this rank with the others, with `--peers`.
+    /// The membership in the job, with `--peers`.
     joined: Option<Joined>,
     ids: Option<IdsFile>,
     state: StateFile,
@@ -258,7 +259,7 @@ impl Run {
     /// The number of samples that the run will deliver to this rank.
     ///
     /// # Errors
-    /// `Usage`: a new run would deliver none.
+    /// `Usage`: a new run would deliver none to this rank. `NotFound`: the data set is empty.
     fn num_samples(&self) -> Result<u64, Failure> {
         let share = match &self.mixture {
             Some(mixture) => mixture.share(&self.options)?,
@@ -319,7 +320,7 @@ impl Run {
         if end.as_ref().is_ok_and(|end| *end == End::Complete) {
             check_complete(report.samples, total)?;
         } else if let Err(error) = &written {
-            complain(&error.report()); // the run's own error ends the command
+            complain(&error.report()); // the run's own error, or its stop, decides the exit code
         }
         let end = end?;
         let only = std::slice::from_ref(&self.dataset);
@@ -333,11 +334,10 @@ impl Run {
 }
 
 impl ReadArgs {
-    /// The options of the loader, before the image is open. `place` is the rank and the world size.
+    /// The options of the loader, before the image is open. `place` is the rank and the world size; `None`: 0 of 1.
     fn loader_options(&self, place: Option<(u32, u32)>) -> Result<LoaderOptions, Failure> {
         check_shard(&self.order, self.load.shard, self.peers.peers.is_some())?;
-        let has_epoch = self.mix.is_given() || self.weights.are_given();
-        if self.mix.epoch_size.is_some() && !has_epoch {
+        if self.mix.epoch_size.is_some() && !self.mix.is_given() && !self.weights.are_given() {
             let text = "--epoch-size goes with --mix or --weights only".to_owned();
             return Err(Failure::Usage(text));
         }

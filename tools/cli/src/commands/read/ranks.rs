@@ -1,4 +1,5 @@
 //! The other ranks of a job: joining them, reading through their nodes or through this rank's store, and leaving.
+//! Also the options and the progress of stores, which a rank may use without the others.
 
 use dlfs::Result;
 use dlfs::dataset::Image;
@@ -13,7 +14,7 @@ use crate::args::warn_of_key_text;
 use crate::exit::{Failure, complain, usage};
 use crate::out::Meter;
 
-/// A round that this rank has joined, which all ranks leave together.
+/// The membership in a job: this rank has joined the others, and leaves together with them.
 pub(super) struct Joined {
     meeting: Meeting,
     connect: ConnectOptions,
@@ -35,7 +36,8 @@ pub(super) fn meeting(
 }
 
 impl Joined {
-    /// Joins the round. Returns the image, which is then read through the other nodes or through this rank's store.
+    /// Joins the other ranks. Returns the image, which is then read through the other nodes or through this rank's
+    /// store.
     ///
     /// # Errors
     /// Errors of [`Image::with_peers`], of [`Image::with_store`] and of the rendezvous.
