@@ -14,6 +14,8 @@
 //! | 16..24 | `seed`   | of the job that wrote it                                       |
 //! | 24..32 | `len`    | bytes of the interval                                          |
 
+use std::ops::Range;
+
 use dlfs::checksum::crc32c;
 
 use crate::job::{Job, Verify};
@@ -70,18 +72,19 @@ impl Content {
             self.random.fill(&mut page[..len]);
         }
         if self.verify == Verify::Crc32c {
-            for (at, piece) in intervals(offset, self.interval, bytes) {
-                write_header(piece, at, self.seed);
+            for interval in self.intervals(bytes.len()) {
+                let at = offset + interval.start as u64;
+                write_header(&mut bytes[interval], at, self.seed);
             }
         }
     }
 
     /// Verifies a block that was read at `offset`.
-    pub(crate) fn check(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ContentError> {
+    pub(crate) fn check(&self, offset: u64, bytes: &[u8]) -> Result<(), ContentError> {
         match self.verify {
             Verify::None => Ok(()),
             Verify::Pattern => {
-                let mut expected = repeated(&self.pattern, offset).zip(bytes.iter()).zip(offset..);
+                let mut expected = repeated(&self.pattern, offset).zip(bytes).zip(offset..);
                 match expected.find(|((expected, byte), _)| expected != *byte) {
                     None => Ok(()),
                     Some(((expected, byte), offset)) => {
@@ -90,13 +93,21 @@ impl Content {
                     }
                 }
             }
-            Verify::Crc32c => {
-                let mut all = intervals(offset, self.interval, bytes);
-                all.try_for_each(|(at, piece)| {
-                    check_interval(piece, at, self.seed).map_err(|what| (at, what))
-                })
-            }
+            Verify::Crc32c => self.intervals(bytes.len()).try_for_each(|interval| {
+                let at = offset + interval.start as u64;
+                check_interval(&bytes[interval], at, self.seed).map_err(|what| (at, what))
+            }),
         }
+    }
+
+    /// The intervals of a block of `len` bytes. The last one includes the rest of the block, which is shorter than an
+    /// interval. There are none if the block is too short for a header.
+    fn intervals(&self, len: usize) -> impl Iterator<Item = Range<usize>> {
+        let interval = (self.interval as usize).min(len).max(1);
+        let count = len / interval;
+        let end = move |index: usize| if index + 1 == count { len } else { (index + 1) * interval };
+        let intervals = (0..count).map(move |index| index * interval..end(index));
+        intervals.filter(|interval| interval.len() >= HEADER_BYTES)
     }
 
     /// Returns whether blocks are verified at all.
@@ -110,45 +121,25 @@ fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// The intervals of a block, each with its offset on the target. The last interval includes the rest of the block,
-/// which is shorter than an interval. There are none if the block is too short for a header.
-fn intervals(
-    offset: u64,
-    interval: u64,
-    bytes: &mut [u8],
-) -> impl Iterator<Item = (u64, &mut [u8])> {
-    let len = bytes.len();
-    let interval = (interval as usize).min(len).max(1);
-    let whole = (len / interval).max(1);
-    let mut rest = bytes;
-    (0..whole).map_while(move |index| {
-        let all = std::mem::take(&mut rest);
-        let take = if index + 1 == whole { all.len() } else { interval };
-        let (piece, after) = all.split_at_mut(take);
-        rest = after;
-        (piece.len() >= HEADER_BYTES).then_some((offset + (index * interval) as u64, piece))
-    })
+/// Writes the header of the interval `bytes`, which lies at `offset`.
+fn write_header(bytes: &mut [u8], offset: u64, seed: u64) {
+    let len = bytes.len() as u64;
+    bytes[0..4].copy_from_slice(&MAGIC);
+    bytes[8..16].copy_from_slice(&offset.to_le_bytes());
+    bytes[16..24].copy_from_slice(&seed.to_le_bytes());
+    bytes[24..32].copy_from_slice(&len.to_le_bytes());
+    let crc = crc32c(&bytes[8..]);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Writes the header of an interval at `offset`.
-fn write_header(piece: &mut [u8], offset: u64, seed: u64) {
-    let len = piece.len() as u64;
-    piece[0..4].copy_from_slice(&MAGIC);
-    piece[8..16].copy_from_slice(&offset.to_le_bytes());
-    piece[16..24].copy_from_slice(&seed.to_le_bytes());
-    piece[24..32].copy_from_slice(&len.to_le_bytes());
-    let crc = crc32c(&piece[8..]);
-    piece[4..8].copy_from_slice(&crc.to_le_bytes());
-}
-
-/// Verifies an interval that was read at `offset`; the error is a sentence.
-fn check_interval(piece: &[u8], offset: u64, seed: u64) -> Result<(), String> {
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| piece[at + i]));
-    if piece[0..4] != MAGIC {
-        return Err(format!("no header: magic is {:02x?}, expected {MAGIC:02x?}", &piece[0..4]));
+/// Verifies the interval `bytes`, which was read at `offset`; the error is a sentence.
+fn check_interval(bytes: &[u8], offset: u64, seed: u64) -> Result<(), String> {
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    if bytes[0..4] != MAGIC {
+        return Err(format!("no header: magic is {:02x?}, expected {MAGIC:02x?}", &bytes[0..4]));
     }
-    let told = u32::from_le_bytes(std::array::from_fn(|i| piece[4 + i]));
-    let found = crc32c(&piece[8..]);
+    let told = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
+    let found = crc32c(&bytes[8..]);
     if told != found {
         return Err(format!("CRC32C is {found:08x}, the header says {told:08x}"));
     }
@@ -191,10 +182,10 @@ mod tests {
             let mut block = vec![0; 8192];
             content.prepare(&mut block);
             content.stamp(1 << 20, &mut block);
-            assert_eq!(content.check(1 << 20, &mut block), Ok(()));
+            assert_eq!(content.check(1 << 20, &block), Ok(()));
             for at in [0, 3, 7, 30, 100, 5000, 8191] {
                 block[at] ^= 0x10;
-                let wrong = content.check(1 << 20, &mut block).unwrap_err();
+                let wrong = content.check(1 << 20, &block).unwrap_err();
                 assert!(wrong.0 <= (1 << 20) + at as u64);
                 block[at] ^= 0x10;
             }
@@ -211,7 +202,7 @@ mod tests {
             content.stamp(at as u64, &mut target[at..at + len]);
         }
         for (at, len) in [(0, 4096), (0, 6144), (4096, 6144), (8192, 6144), (12288, 4096)] {
-            assert_eq!(content.check(at as u64, &mut target[at..at + len]), Ok(()), "{at}+{len}");
+            assert_eq!(content.check(at as u64, &target[at..at + len]), Ok(()), "{at}+{len}");
         }
     }
 
@@ -220,9 +211,9 @@ mod tests {
         let mut ours = content("crc32c", "8k");
         let mut block = vec![0; 8192];
         ours.stamp(8192, &mut block);
-        assert!(ours.check(0, &mut block).unwrap_err().1.contains("offset 8192"));
+        assert!(ours.check(0, &block).unwrap_err().1.contains("offset 8192"));
         ours.seed = 10;
-        assert!(ours.check(8192, &mut block).unwrap_err().1.contains("another job"));
+        assert!(ours.check(8192, &block).unwrap_err().1.contains("another job"));
     }
 
     #[test]

@@ -38,7 +38,10 @@ impl Target {
     /// A queue pair for one thread.
     pub(crate) fn open_pair(&self) -> Result<Box<dyn QueuePair>, String> {
         match &self.device {
-            None => Ok(Box::new(NullPair::new(self.namespace.clone()))),
+            None => Ok(Box::new(NullPair {
+                namespace: self.namespace.clone(),
+                taken: VecDeque::with_capacity(usize::from(u16::MAX)),
+            })),
             Some(device) => device.queue_pair().map_err(|error| error.report()),
         }
     }
@@ -324,12 +327,6 @@ struct NullPair {
     namespace: Namespace,
     /// I/Os that were submitted and not completed.
     taken: VecDeque<Io>,
-}
-
-impl NullPair {
-    fn new(namespace: Namespace) -> NullPair {
-        NullPair { namespace, taken: VecDeque::with_capacity(usize::from(u16::MAX)) }
-    }
 }
 
 impl QueuePair for NullPair {

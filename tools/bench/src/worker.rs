@@ -425,8 +425,8 @@ impl Worker {
         if !self.content.verifies() {
             return;
         }
-        let slot = &mut self.slots[number];
-        match self.content.check(slot.offset, &mut slot.buf[..slot.len as usize]) {
+        let slot = &self.slots[number];
+        match self.content.check(slot.offset, &slot.buf[..slot.len as usize]) {
             Ok(()) => self.stats.verified += 1,
             Err((offset, what)) => self.fail(libc::EILSEQ, offset, &format!("verify: {what}")),
         }

@@ -299,7 +299,8 @@ fn start_image(
     let Some(image) = &args.image else {
         return Err(Failure::Usage("name an IMAGE, or --config FILE".to_owned()));
     };
-    let listen = resolve(&args.listen)?;
+    let listen = config::resolve(&args.listen);
+    let listen = listen.map_err(|what| Failure::Usage(format!("--listen {what}")))?;
     let host_keys = args.hosts.as_deref().map(read_hosts).transpose()?.unwrap_or_default();
     let closed = args.allow_host.is_empty() && !args.allow_any_host && host_keys.is_empty();
     if closed && !listen.ip().is_loopback() {
@@ -439,11 +440,6 @@ fn reachable(mut listen: SocketAddr) -> SocketAddr {
     listen
 }
 
-/// Resolves the address of `--listen`.
-fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
-    config::resolve(listen).map_err(|what| Failure::Usage(format!("--listen {what}")))
-}
-
 /// `nqn.2026-11.io.dlfs:FILESTEM`, from the file of the first address. If that address is of NVMe/TCP, its NQN; if it
 /// is of another kind, `image` instead of FILESTEM.
 fn default_nqn(addresses: &[Address]) -> Result<Nqn, Failure> {
@@ -546,9 +542,9 @@ mod tests {
     #[test]
     fn a_listening_address_needs_a_port() {
         for wrong in ["127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "::1"] {
-            assert!(resolve(wrong).is_err(), "{wrong}");
+            assert!(config::resolve(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(resolve("127.0.0.1:0").unwrap().port(), 0);
-        assert_eq!(resolve("[::1]:4420").unwrap().port(), 4420);
+        assert_eq!(config::resolve("127.0.0.1:0").unwrap().port(), 0);
+        assert_eq!(config::resolve("[::1]:4420").unwrap().port(), 4420);
     }
 }

@@ -118,7 +118,11 @@ impl Service {
             "ana" => self.set_ana(&params(request)?),
             "limit" => self.limit(&params(request)?),
             "stats" => self.stats(&params(request)?),
-            "log-level" => set_log_level(&params(request)?),
+            "log-level" => {
+                let Level { level } = params(request)?;
+                log::set_level(&level).map_err(invalid)?;
+                Ok(json!({ "level": level }))
+            }
             "takeover" => {
                 let SocketPlace { socket } = params(request)?;
                 let successor = takeover::send(&self.sockets(), &socket)?;
@@ -354,11 +358,6 @@ pub(crate) fn counters(stats: &TargetStats) -> [(&'static str, u64); 12] {
         ("errors", stats.errors),
         ("wakeups", stats.wakeups),
     ]
-}
-
-fn set_log_level(Level { level }: &Level) -> Result<Value> {
-    log::set_level(level).map_err(invalid)?;
-    Ok(json!({ "level": level }))
 }
 
 /// The parameters of a request; an absent value stands for an empty object.

@@ -149,7 +149,9 @@ impl Demo<'_> {
             !self.stop.is_set()
         })?;
         drop(meter);
-        self.check_not_stopped()?;
+        if self.stop.is_set() {
+            return Err(stopped());
+        }
         let what = format!(
             "{} in {}, {}",
             out::counted(generated.files, "file"),
@@ -246,11 +248,6 @@ impl Demo<'_> {
     fn loader_options(&self, epochs: u64) -> Result<LoaderOptions, Failure> {
         let order = unweighted(&self.args.order, 1)?;
         Ok(LoaderOptions::new(order, self.args.batch_size as usize, epochs))
-    }
-
-    /// Fails if the user has stopped the demo.
-    fn check_not_stopped(&self) -> Result<(), Failure> {
-        if self.stop.is_set() { Err(stopped()) } else { Ok(()) }
     }
 
     fn step(&mut self, label: &str, what: &str, time: Duration) -> Result<(), Failure> {
