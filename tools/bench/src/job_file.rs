@@ -9,7 +9,7 @@ use std::path::Path;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) name: String,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<WrittenOption>,
     /// The position of the section in the input, for messages.
     pub(crate) origin: String,
     /// True for the first section of a file: the jobs of a file wait for those of the previous file.
@@ -18,7 +18,7 @@ pub(crate) struct Section {
 
 /// An option as an argument, `--KEY=VALUE`, and its position for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct WrittenOption {
     pub(crate) argument: String,
     pub(crate) origin: String,
 }
@@ -98,7 +98,7 @@ fn parse_line(line: &str, origin: &str, sections: &mut Vec<Section>) -> Result<(
     };
     let section = sections.last_mut();
     let section = section.ok_or_else(|| format!("'{line}' stands before the first [section]"))?;
-    section.entries.push(Entry { argument, origin });
+    section.entries.push(WrittenOption { argument, origin });
     Ok(())
 }
 

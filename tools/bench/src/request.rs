@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser};
 
 use crate::job::Job;
-use crate::job_file::{Entry, Environment, Section, read, sections_of};
+use crate::job_file::{Environment, Section, WrittenOption, read, sections_of};
 use crate::output::VERSION;
 use crate::values::boolean;
 
@@ -132,7 +132,7 @@ fn command_line_sections(
         let given = given(&matches, command);
         let name = given.iter().find(|(key, _)| key == "name").map(|(_, name)| name.clone());
         let origin = COMMAND_LINE.to_owned();
-        let entry = |(key, value)| Entry {
+        let entry = |(key, value)| WrittenOption {
             argument: format!("--{key}={value}"),
             origin: COMMAND_LINE.to_owned(),
         };
@@ -181,10 +181,10 @@ fn jobs_of(sections: Vec<Section>, wanted: &[String]) -> Result<(Vec<Job>, Given
 
 /// The job with these options, and the options as the user wrote them.
 fn job_of<'a>(
-    entries: impl IntoIterator<Item = &'a Entry> + Clone,
+    entries: impl IntoIterator<Item = &'a WrittenOption> + Clone,
     command: &mut Command,
 ) -> Result<(Job, Given), String> {
-    let mut read = |entries: &mut dyn Iterator<Item = &'a Entry>| {
+    let mut read = |entries: &mut dyn Iterator<Item = &'a WrittenOption>| {
         let matches = command.try_get_matches_from_mut(entries.map(|entry| &entry.argument))?;
         Ok((Job::from_arg_matches(&matches)?, given(&matches, command)))
     };

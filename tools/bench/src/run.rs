@@ -124,7 +124,8 @@ pub(crate) fn run(
         });
         for (task, thread) in spawned.collect::<Result<Vec<_>, String>>()? {
             let failed = |_| format!("{}: its thread failed, which is a bug", task.job.name);
-            entries.push(Entry::new(task, thread.join().map_err(failed)?));
+            let stats = thread.join().map_err(failed)?;
+            entries.push(Entry { job: Arc::clone(&task.job), group: task.group, jobs: 1, stats });
         }
     }
     Ok(entries)

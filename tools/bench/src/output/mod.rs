@@ -42,12 +42,6 @@ pub(crate) struct Entry {
     pub(crate) stats: Stats,
 }
 
-impl Entry {
-    pub(crate) fn new(task: &Task, stats: Stats) -> Entry {
-        Entry { job: Arc::clone(&task.job), group: task.group, jobs: 1, stats }
-    }
-}
-
 /// Merges the entries of each group whose jobs have `group_reporting`.
 fn merge_groups(entries: Vec<Entry>) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();

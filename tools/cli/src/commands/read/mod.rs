@@ -23,12 +23,12 @@ use dlfs::options::{Load, Order, Peers, Read, Rows, Store, Tiers, Tokens};
 use dlfs::order::State;
 use dlfs::order::budget::Budget;
 use dlfs::peers::{Launched, Meeting};
-use dlfs::prefetch::{LoaderOptions, LoaderStats};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::ReaderOptions;
-use dlfs::store::StoreOptions;
+use dlfs::store::{Staged, StoreOptions};
 use dlfs::units::{Epoch, Generation};
 
-use self::ranks::{Joined, meeting, restart, staging};
+use self::ranks::{Joined, meeting};
 use self::report::print_report;
 use self::run_files::{IdsFile, ReportArgs, RunFiles, StateFile};
 use self::shards::{builds_index_while_reading, read_shards};
@@ -36,7 +36,7 @@ use crate::args::{
     ConnectionArgs, ImageArgs, MetricsArgs, PlacementArgs, check_shard, tiers, unweighted,
 };
 use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop, complain, usage};
-use crate::mix::{MixArgs, SourceCounts};
+use crate::mix::MixArgs;
 use crate::out::Meter;
 use crate::reading::{
     Batches, End, RowReader, Samples, check_complete, check_some, read_batches, samples_within,
@@ -132,10 +132,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     if builds_index_while_reading(&args) {
         return read_shards(&args, setup, quiet);
     }
-    let mut run = setup.open(&args)?;
-    let total = run.num_samples()?;
-    let delivered = run.deliver(&args, total, quiet)?;
-    run.finish(&args, total, delivered)
+    setup.open(&args)?.carry_out(&args, quiet)
 }
 
 /// The options of a run, checked before anything is opened.
@@ -217,7 +214,10 @@ impl Setup {
         if let Some(rows) = self.rows.as_ref().filter(|_| !args.mix.is_given()) {
             options = rows.run(image.directory(), options)?; // the other ranks compare it when they meet
         }
-        restart(&args.store, &image, &mut options)?;
+        if let (true, Some(state)) = (args.store.restart_shares, &options.resume) {
+            let len = image.directory().num_live();
+            options.resume = Some(state.begun_anew(&options.order, len)?);
+        }
         self.options = options;
         match (self.meeting.take(), self.store.take()) {
             (None, None) => Ok((image, None)),
@@ -246,15 +246,6 @@ struct Run {
     stop: Stop,
 }
 
-/// The batches that a run has delivered, to its end or up to an error.
-struct Delivered {
-    batches: Box<dyn Batches>,
-    sources: SourceCounts,
-    report: RunReport,
-    stats: LoaderStats,
-    end: Result<End, Failure>,
-}
-
 impl Run {
     /// The number of samples that the run will deliver to this rank.
     ///
@@ -279,8 +270,10 @@ impl Run {
         Ok(total)
     }
 
-    /// Reads until the end, an error, a signal or the limit of `--stop-after`.
-    fn deliver(&mut self, args: &ReadArgs, total: u64, quiet: bool) -> Result<Delivered, Failure> {
+    /// Reads until the end, an error, a signal or the limit of `--stop-after`. Then leaves the other ranks, writes the
+    /// files of the run, and prints its report.
+    fn carry_out(mut self, args: &ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
+        let total = self.num_samples()?;
         let mut meter = Meter::new("reading", total, quiet);
         let mut stats = RunStats::start();
         let mut sources = args.mix.source_counts(&args.image.image);
@@ -303,17 +296,7 @@ impl Run {
         drop(meter);
         let loader_stats = batches.loader().stats();
         let report = RunReport { stall_s: loader_stats.stall_s, ..stats.finish() };
-        Ok(Delivered { batches, sources, report, stats: loader_stats, end })
-    }
 
-    /// Leaves the other ranks, writes the files of the run, and prints its report.
-    fn finish(
-        &self,
-        args: &ReadArgs,
-        total: u64,
-        delivered: Delivered,
-    ) -> Result<Outcome, Failure> {
-        let Delivered { batches, sources, report, stats, end } = delivered;
         self.joined.iter().for_each(|joined| joined.wait_for_end(self.dataset.image()));
         self.state.save()?; // also after an error, so that the run can resume there
         let written = self.files.write(batches.loader());
@@ -325,7 +308,7 @@ impl Run {
         let end = end?;
         let only = std::slice::from_ref(&self.dataset);
         let datasets = self.mixture.as_ref().map_or(only, Mixture::datasets);
-        print_report(args, datasets, &sources, batches.rows(), &report, &stats)?;
+        print_report(args, datasets, &sources, batches.rows(), &report, &loader_stats)?;
         match end {
             End::Complete => Ok(written.map(|()| Outcome::Done)?),
             End::Stopped => Ok(self.state.save_when_stopped()),
@@ -367,6 +350,19 @@ impl RunArgs {
     /// The state in the file of `--state`, if it exists.
     fn resume_state(&self) -> Result<Option<RunState>, Error> {
         self.state.as_deref().map_or(Ok(None), RunState::load)
+    }
+}
+
+/// Returns a callback that shows the progress of staging the rank's share, and never stops it.
+fn staging(quiet: bool) -> impl FnMut(Staged) -> bool {
+    let mut meter = None;
+    move |Staged { samples, done, bytes, .. }| {
+        let shown = meter.get_or_insert_with(|| Meter::new("storing", samples, quiet));
+        shown.update(done, bytes);
+        if done == samples {
+            meter = None;
+        }
+        true
     }
 }
 

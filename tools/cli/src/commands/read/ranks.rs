@@ -1,18 +1,15 @@
 //! The other ranks of a job: joining them, reading through their nodes or through this rank's store, and leaving.
-//! Also the options and the progress of stores, which a rank may use without the others.
 
-use dlfs::Result;
 use dlfs::dataset::Image;
-use dlfs::options::{Peers, Store};
+use dlfs::options::Peers;
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{Means, Meeting};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::store::{Staged, StoreOptions};
+use dlfs::store::StoreOptions;
 
 use crate::args::warn_of_key_text;
 use crate::exit::{Failure, complain, usage};
-use crate::out::Meter;
 
 /// The membership in a job: this rank has joined the others, and leaves together with them.
 pub(super) struct Joined {
@@ -70,30 +67,5 @@ impl Joined {
             // Only a message: this rank reads no more, and the others read elsewhere.
             complain(&error.report());
         }
-    }
-}
-
-/// With `--restart-shares`, resumes `options` with new shares of the samples.
-///
-/// # Errors
-/// `InvalidArgument`: the state is in the middle of an epoch.
-pub(super) fn restart(store: &Store, image: &Image, options: &mut LoaderOptions) -> Result<()> {
-    if let (true, Some(state)) = (store.restart_shares, &options.resume) {
-        let len = image.directory().num_live();
-        options.resume = Some(state.begun_anew(&options.order, len)?);
-    }
-    Ok(())
-}
-
-/// Returns a callback that shows the progress of staging the rank's share, and never stops it.
-pub(super) fn staging(quiet: bool) -> impl FnMut(Staged) -> bool {
-    let mut meter = None;
-    move |Staged { samples, done, bytes, .. }| {
-        let shown = meter.get_or_insert_with(|| Meter::new("storing", samples, quiet));
-        shown.update(done, bytes);
-        if done == samples {
-            meter = None;
-        }
-        true
     }
 }
