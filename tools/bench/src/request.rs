@@ -74,7 +74,7 @@ pub(crate) struct Request {
     pub(crate) global: Given,
 }
 
-/// Options as the user wrote them.
+/// Options as the user wrote them: their names and values.
 pub(crate) type Given = Vec<(String, String)>;
 
 /// Reads the arguments, without the program's name, and the job files that they name.

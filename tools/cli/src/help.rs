@@ -1,6 +1,6 @@
-//! Two levels of help: `-h` and `--help`, both in two columns. `--help` has the long description, and all options but
-//! the rare ones, which are in the manual pages (`dlfs man`). `-h` has the short description; of the options of
-//! `dlfs read`, which has many, it shows only the most used.
+//! Two levels of help: `-h` and `--help`, both in two columns, and both without the rare options, which are in the
+//! manual pages (`dlfs man`). `--help` has the long description, `-h` the short one. Of the options of `dlfs read`,
+//! which has many, `-h` shows only the most used.
 
 use clap::{Arg, ArgAction, Command};
 

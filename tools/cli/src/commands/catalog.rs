@@ -279,8 +279,8 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     let catalog = Catalog::open(&name.catalog)?;
     let image = resolve(&[Address::Named(name.clone())])?.sites.swap_remove(0);
     let (directory, times) = dlfs::import::read_heads(&image, &connect, &mut progress(quiet)?)?;
-    let time = |c| times.get(&directory.chunk_id(c)).copied().unwrap_or_default();
-    let found = Index::of(&directory, |c| Ok::<u64, Failure>(time(c)))?;
+    let time = |chunk| times.get(&directory.chunk_id(chunk)).copied().unwrap_or_default();
+    let found = Index::of(&directory, |chunk| Ok::<u64, Failure>(time(chunk)))?;
     let mut out = Out::new();
     let since_ns = args.since.unwrap_or(0).saturating_mul(1_000_000_000);
     if args.compare {

@@ -118,7 +118,7 @@ impl FolderWriter {
     }
 
     /// Opens `path` component by component, one folder at a time: a name may have 2,048 components, more than
-    /// the limit of open files.
+    /// the usual limit of open files.
     fn open_or_create_all(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut parts = path.split(|&byte| byte == b'/');
         let first = open_or_create(self.root.as_fd(), parts.next().unwrap_or_default())?;

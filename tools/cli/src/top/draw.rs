@@ -21,7 +21,7 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     lines.truncate(height.saturating_sub(3).min(2));
     let has_footer = height > 3;
     let room = height - lines.len() - usize::from(has_footer);
-    let mut body = if view.shows_help { help(width) } else { open(report, view, width, room) };
+    let mut body = if view.shows_help { help(width) } else { rows(report, view, width, room) };
     body.resize(room, Line::default());
     lines.extend(body);
     if has_footer {
@@ -113,7 +113,7 @@ const KEYS: [&str; 3] = [
 ];
 
 /// The rows of the open section; below the overview, the other tables that fit.
-fn open(report: &Report, view: &mut View, width: usize, room: usize) -> Vec<Line<'static>> {
+fn rows(report: &Report, view: &mut View, width: usize, room: usize) -> Vec<Line<'static>> {
     let section = view.section();
     let sorted = layout::sorted(&report.rows[view.open], view.sort());
     let first = view.first_row(sorted.len(), room.saturating_sub(1));

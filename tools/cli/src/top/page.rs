@@ -147,7 +147,7 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == ':'
 }
 
-/// The most values of an answer. A process has at most 1,000 series of a metric, and a series of latencies has 28
+/// The most values of an answer. A process has at most 1,001 series of a metric, and a series of latencies has 28
 /// values.
 const MAX_SERIES: usize = 100_000;
 /// The most labels of a value.

@@ -3,11 +3,10 @@
 //! With an address it connects to the data set or target, reads from it for a few seconds, and examines the path to
 //! it; without an address it examines only this machine.
 //!
-//! `load.rs` measures, and `bound.rs` concludes. `network.rs` has the operating system's view of the connection,
-//! `machine.rs` the clock of the processors and the needs of SPDK and drives, and `drive.rs` those of one drive.
+//! `load.rs` measures, and `bound.rs` concludes. `network.rs` has the operating system's view of the connection, and
+//! `machine.rs` the clock of the processors and what SPDK and drives need.
 
 mod bound;
-mod drive;
 mod load;
 mod machine;
 mod network;
@@ -171,7 +170,7 @@ fn examine_data(
 ) -> dlfs::Result<()> {
     for address in addresses {
         if let Address::Pcie(address) = address {
-            findings.extend(drive::findings(Path::new("/"), &address.traddr));
+            findings.extend(machine::drive_findings(Path::new("/"), &address.traddr));
         }
     }
     let began = Instant::now();
