@@ -2,10 +2,9 @@
 //!
 //! The configuration file or the command line becomes [`config::SubsystemConfig`] values, with [`limits`].
 //! [`running::Service`] has the running targets. [`control`] receives the requests of `dlfs ctl`, [`methods`] carries
-//! them out, and [`reload`] makes the targets match the file again; [`changes`] advances the requests and the reload
-//! that wait for namespaces, which `openings.rs` opens. [`takeover`] replaces the service by another process without
-//! closing its addresses. [`manager`] reports to systemd and takes its sockets, and [`access_log`] has a line for each
-//! event.
+//! them out, and [`reload`] makes the targets match the file again; [`changes`] opens the namespaces that a request or
+//! a reload waits for. [`takeover`] replaces the service by another process without closing its addresses. [`manager`]
+//! reports to systemd and takes its sockets, and [`access_log`] has a line for each event.
 //!
 //! All of it runs on the command's main thread, in the loop of `commands/serve.rs`, except for receiving requests,
 //! sending answers, opening namespaces, ending targets and writing the access log.
@@ -19,7 +18,6 @@ pub(crate) mod control;
 pub(crate) mod limits;
 pub(crate) mod manager;
 pub(crate) mod methods;
-mod openings;
 pub(crate) mod reload;
 pub(crate) mod running;
 pub(crate) mod takeover;

@@ -1,6 +1,6 @@
 //! Reloads of a service: the running targets match the configuration file again.
 //!
-//! A reload has two steps, so that a bad file, machine or remote target changes nothing. First, `openings.rs` opens
+//! A reload has two steps, so that a bad file, machine or remote target changes nothing. First, `changes.rs` opens
 //! namespaces, and [`Service::prepare`] does everything else that can fail: it listens, starts the targets of
 //! new subsystems without admitting hosts, allocates all that running targets need, and opens the access log. Then
 //! [`Service::commit`] changes the service. It fails only if a target's thread hangs or has died; some changes are then
