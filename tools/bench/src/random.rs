@@ -31,8 +31,8 @@ impl Random {
     }
 }
 
-/// The seed of the random numbers for one purpose, or for one clone of a job, which `number` identifies among those
-/// that derive their seeds from `seed`.
+/// A seed that follows from `seed` and `number`. The number tells the users of one seed apart: clones of jobs, and
+/// purposes within a clone.
 pub(crate) fn derive(seed: u64, number: u64) -> u64 {
     Random(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95)).next()
 }

@@ -1,6 +1,6 @@
 //! The command `dlfs`: all operations on a data set, from the shell.
 //!
-//! It is a library only for the Python package, whose wheel contains the command; the binary only calls
+//! The command is a library for the sake of the Python package, whose wheel contains it; the binary only calls
 //! [`main`]. It uses only the public interfaces of dlfs and dlfs-mount. Only results go to standard output;
 //! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
 

@@ -17,7 +17,10 @@ pub(crate) fn host_and_port(text: &str, usual: u16) -> Option<(String, u16)> {
     (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
 }
 
-/// Connects to the first of the addresses that accepts. `limit` is asked before each attempt for its time limit.
+/// Connects to the first of the addresses that accepts. Before each attempt, `limit` gives the attempt's time limit.
+///
+/// # Errors
+/// The error of the last attempt. `NotFound`: there is no address. An error of `limit` ends the attempts.
 pub(crate) fn connect(
     addresses: impl Iterator<Item = SocketAddr>,
     limit: impl Fn() -> io::Result<Duration>,
@@ -38,11 +41,11 @@ pub(crate) fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads until `are_whole` says so of the bytes, or the stream ends. `limit` is called before each read, and sets its
-/// timeout: a peer that sends byte by byte must not extend the time limit of all.
+/// Reads until `are_whole` accepts the bytes so far, or the stream ends. `limit` is called before each read, and sets
+/// the read's timeout: otherwise a peer that sends byte by byte could extend the time limit of the whole answer.
 ///
 /// # Errors
-/// `InvalidData`: there are more than `most` bytes.
+/// `InvalidData`: there are more than `most` bytes. Errors of `limit` and of the stream.
 pub(crate) fn read_within(
     mut stream: impl Read,
     limit: impl Fn() -> io::Result<()>,

@@ -76,7 +76,7 @@ const ID_BITS: u32 = 40;
 
 /// The batches of a run, one at a time.
 pub(crate) trait Batches {
-    /// The loader behind them.
+    /// The loader of the batches.
     fn loader(&self) -> &Loader;
 
     /// Waits for the next batch; `false` at the end.

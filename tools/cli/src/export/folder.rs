@@ -120,9 +120,9 @@ impl FolderWriter {
     /// Opens `path` component by component, one folder at a time: a name may have 2,048 components, more than
     /// the usual limit of open files.
     fn open_or_create_all(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        let mut parts = path.split(|&byte| byte == b'/');
-        let first = open_or_create(self.root.as_fd(), parts.next().unwrap_or_default())?;
-        parts.try_fold(first, |folder, part| open_or_create(folder.as_fd(), part))
+        let mut names = path.split(|&byte| byte == b'/');
+        let first = open_or_create(self.root.as_fd(), names.next().unwrap_or_default())?;
+        names.try_fold(first, |folder, name| open_or_create(folder.as_fd(), name))
     }
 }
 
@@ -186,15 +186,15 @@ fn max_kept_open() -> usize {
     usize::try_from(files / 2).unwrap_or(usize::MAX).min(MAX_KEPT_OPEN)
 }
 
-/// Opens the folder `part` of `parent`, creating it if it does not exist; never through a link.
-fn open_or_create(parent: BorrowedFd<'_>, part: &[u8]) -> Result<OwnedFd, Errno> {
-    let part = c_string(part)?;
-    match openat(parent, &*part, DIRECTORY, Mode::empty()) {
+/// Opens the folder `name` of `parent`, creating it if it does not exist; never through a link.
+fn open_or_create(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let name = c_string(name)?;
+    match openat(parent, &*name, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT) => {}
         result => return result,
     }
-    match mkdirat(parent, &*part, Mode::from_raw_mode(0o777)) {
-        Ok(()) | Err(Errno::EXIST) => openat(parent, &*part, DIRECTORY, Mode::empty()),
+    match mkdirat(parent, &*name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => openat(parent, &*name, DIRECTORY, Mode::empty()),
         Err(error) => Err(error),
     }
 }
@@ -210,8 +210,8 @@ fn write_file(folder: BorrowedFd<'_>, name: &[u8], bytes: &[u8]) -> Result<(), E
     })
 }
 
-fn c_string(part: &[u8]) -> Result<CString, Errno> {
-    CString::new(part).map_err(|_| Errno::INVAL)
+fn c_string(name: &[u8]) -> Result<CString, Errno> {
+    CString::new(name).map_err(|_| Errno::INVAL)
 }
 
 /// Flags that open a folder, never through a link.

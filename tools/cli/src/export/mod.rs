@@ -1,8 +1,8 @@
 //! `dlfs export`: writes samples as files of a folder or entries of a tar archive.
 //!
-//! Names come from the image, and an image may be hostile. Nothing is written outside the folder that the
-//! user named, nothing that exists is overwritten, and no link is followed. A name that is not a plain
-//! relative path is refused, or escaped if the user asks for it (`names.rs`); all refused names are reported.
+//! Names come from the image, and an image may be hostile. Samples are written only below the folder, or into the
+//! archive, that the user named; nothing that exists is overwritten, and no link is followed. A name that is not a
+//! plain relative path is refused, or escaped if the user asks for it (`names.rs`); all refused names are reported.
 //!
 //! File attributes are not exported: an image has names and bytes, but no times or owners.
 //!

@@ -208,7 +208,7 @@ fn serve(stream: &Arc<UnixStream>, clients: &Clients, events: &Sender<Event>) ->
         reader.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
         let is_too_long = line.len() > MAX_LINE_BYTES && !line.ends_with(b"\n");
         if !line.ends_with(b"\n") && !is_too_long {
-            return Ok(()); // its end, maybe within a line
+            return Ok(()); // the end of the stream, maybe within a line
         }
         note(true);
         let answer = match serde_json::from_slice::<Request>(&line) {

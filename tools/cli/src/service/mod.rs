@@ -9,7 +9,7 @@
 //! All of it runs on the command's main thread, in the loop of `commands/serve.rs`, except for receiving requests,
 //! sending answers, opening namespaces, ending targets and writing the access log.
 //!
-//! It is not a supervisor: if a target's thread dies, the service ends. Read `running.rs` first.
+//! The service is not a supervisor: if a target's thread dies, the service ends. Read `running.rs` first.
 
 pub(crate) mod access_log;
 pub(crate) mod changes;

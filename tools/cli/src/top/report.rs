@@ -276,7 +276,7 @@ impl Answers<'_> {
     }
 }
 
-/// The subject of a row: an address in a role, its loaders, or one of its subsystems, tiers or nodes.
+/// The subject of a row: an address in a role, its loaders, or one of its subsystems, tiers, nodes or paths.
 pub(super) struct Subject<'a> {
     pub(super) answers: &'a Answers<'a>,
     pub(super) role: Option<Role>,

@@ -228,5 +228,5 @@ const TURN_S: f64 = 0.4;
 const MAX_EPOCHS: u64 = 256;
 /// The most rounds.
 const MAX_ROUNDS: usize = 7;
-/// A round that would end after this limit is not started.
+/// After the first measured round, a round that would end after this limit is not started.
 const LIMIT: Duration = Duration::from_secs(5);

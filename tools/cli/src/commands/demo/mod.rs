@@ -370,8 +370,8 @@ fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
 struct Epoch {
     #[serde(flatten)]
     report: RunReport,
-    /// Read commands that were sent until the epoch's last batch was delivered and after that of the epoch before. The
-    /// loader reads ahead, so they include commands for the next epoch.
+    /// Read commands that were sent while the epoch was delivered. The loader reads ahead: some of them are for the
+    /// next epoch, and some for this epoch were sent before it.
     commands: u64,
 }
 

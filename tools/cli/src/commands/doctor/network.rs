@@ -1,5 +1,5 @@
-//! The path to a target as the operating system sees it: connections to its hosts; MTU, congestion control and buffers
-//! of one of them; and the protection of transfers.
+//! The path to a target as the operating system sees it: connections to its hosts; MTU and congestion control of the
+//! first connection; the kernel's buffers; and the protection of transfers.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
