@@ -1,7 +1,8 @@
 //! The output of a command: [`Out`] is standard output, which carries only results.
 //!
-//! Results are buffered and coloured only on a terminal. Control characters in text and JSON are escaped; the bytes of
-//! samples are written as they are. If the reader of standard output has gone, the command ends without a message.
+//! Results are buffered, and coloured only on a terminal. Control characters in text and JSON are escaped; other bytes,
+//! such as those of samples, are written as they are. If the reader of standard output has gone, the command ends
+//! without a message.
 //! `meter.rs` shows progress on stderr; `text.rs` formats numbers and names.
 
 mod meter;

@@ -159,7 +159,7 @@ fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the kinds of files. If each file is a sample, a kind is an extension, and only [`MAX_SHOWN`] are shown.
+/// Prints the kinds of files. If each file is a sample, a kind is an extension, of which [`MAX_SHOWN`] have a line.
 fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
     let (shown, others) = match taken.split_at_checked(MAX_SHOWN) {
         Some((shown, [_, _, ..])) if shown[0].role == Role::Sample => (shown, &taken[MAX_SHOWN..]),
