@@ -2,8 +2,7 @@
 //!
 //! Results are buffered, and coloured only on a terminal. Control characters in text and JSON are escaped; other bytes,
 //! such as those of samples, are written as they are. If the reader of standard output has gone, the command ends
-//! without a message.
-//! `meter.rs` shows progress on stderr; `text.rs` formats numbers and names.
+//! without a message. `meter.rs` shows progress on stderr; `text.rs` formats numbers and names.
 
 mod meter;
 mod text;

@@ -138,78 +138,64 @@ Examples:
 /// # Errors
 /// There is no terminal for keys, or the terminal has gone.
 fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Outcome, Failure> {
-    let mut page = Screen {
-        fleet: Fleet::new(&addresses, interval, Instant::now()),
-        answers: fleet::start(addresses, interval)?,
-        view: View::default(),
-        shown: Report::default(),
-        has_colour: std::env::var_os("NO_COLOR").is_none(),
-    };
+    let fleet = Fleet::new(&addresses, interval, Instant::now());
+    let answers = fleet::start(addresses, interval)?;
     let stop = Stop::on_signals(GRACE, || {
         ratatui::restore();
         Outcome::Done
     })?;
-    let shown = on_terminal(|terminal| page.run(terminal, &stop))?;
-    shown.map_err(no_terminal)?;
+    let shown = on_terminal(|terminal| show_on(terminal, fleet, &answers, &stop));
+    shown.map_err(|error| {
+        let failed = Error::new(ErrorKind::Io, "the terminal cannot be used").source(error);
+        failed.hint("--once prints the page as text")
+    })?;
     Ok(Outcome::Done)
 }
 
 /// Runs `work` with the terminal in raw mode and on its alternate screen. A panic restores the terminal
 /// before it prints its message.
-fn on_terminal<T>(work: impl FnOnce(&mut DefaultTerminal) -> T) -> Result<T, Failure> {
-    let terminal = ratatui::try_init();
-    let worked = terminal.map(|mut terminal| work(&mut terminal));
+fn on_terminal(work: impl FnOnce(DefaultTerminal) -> io::Result<()>) -> io::Result<()> {
+    let worked = ratatui::try_init().and_then(work);
     ratatui::restore();
-    worked.map_err(no_terminal)
+    worked
 }
 
-/// The failure of a terminal that cannot be used.
-fn no_terminal(error: io::Error) -> Failure {
-    let failed = Error::new(ErrorKind::Io, "the terminal cannot be used").source(error);
-    Failure::Error(failed.hint("--once prints the page as text"))
-}
-
-/// The page on the terminal.
-struct Screen {
-    fleet: Fleet,
-    /// Answers of the threads that ask the addresses.
-    answers: Receiver<Answer>,
-    view: View,
-    /// The report on the screen; while paused, the report at the moment of the pause.
-    shown: Report,
-    has_colour: bool,
-}
-
-impl Screen {
-    /// Shows the page until the user quits or a signal arrives.
-    fn run(&mut self, terminal: &mut DefaultTerminal, stop: &Stop) -> io::Result<()> {
-        let mut is_old = true;
-        let mut drawn = Instant::now();
-        while !stop.is_set() {
-            for answer in self.answers.try_iter() {
-                self.fleet.take(answer);
-                is_old = true;
+/// Shows the page on `terminal` until the user quits or a signal arrives. `answers` come from the threads that ask the
+/// addresses of `fleet`.
+fn show_on(
+    mut terminal: DefaultTerminal,
+    mut fleet: Fleet,
+    answers: &Receiver<Answer>,
+    stop: &Stop,
+) -> io::Result<()> {
+    let has_colour = std::env::var_os("NO_COLOR").is_none();
+    let mut view = View::default();
+    let mut report = Report::default(); // while paused, that of the moment of the pause
+    let mut is_old = true;
+    let mut drawn = Instant::now();
+    while !stop.is_set() {
+        for answer in answers.try_iter() {
+            fleet.take(answer);
+            is_old = true;
+        }
+        // Also without an answer, to show how long an address has been silent, and a changed size of the screen.
+        if is_old || drawn.elapsed() >= REDRAW {
+            if !view.is_paused {
+                report = fleet.report(Instant::now());
             }
-            // Also without an answer, to show how long an address has been silent, and a changed size of the
-            // screen.
-            if is_old || drawn.elapsed() >= REDRAW {
-                if !self.view.is_paused {
-                    self.shown = self.fleet.report(Instant::now());
-                }
-                terminal.draw(|frame| draw(frame, &self.shown, &mut self.view, self.has_colour))?;
-                (is_old, drawn) = (false, Instant::now());
-            }
-            is_old |= wait_for_input(ANSWER_CHECK_INTERVAL)?;
-            while event::poll(Duration::ZERO)? {
-                if let Event::Key(key) = event::read()?
-                    && self.view.quits_at(key)
-                {
-                    return Ok(());
-                }
+            terminal.draw(|frame| draw(frame, &report, &mut view, has_colour))?;
+            (is_old, drawn) = (false, Instant::now());
+        }
+        is_old |= wait_for_input(ANSWER_CHECK_INTERVAL)?;
+        while event::poll(Duration::ZERO)? {
+            if let Event::Key(key) = event::read()?
+                && view.quits_at(key)
+            {
+                return Ok(());
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Waits for keys or a signal, such as a resize, for less than a second (`limit`); returns whether there is one.
