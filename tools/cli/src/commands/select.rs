@@ -99,13 +99,13 @@ impl SelectArgs {
 
 /// Prints the views, with the number of samples and the hash of each.
 fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<Outcome, Failure> {
-    let hash = |of: &NamedView| format!("{:032x}", u128::from_be_bytes(of.view.hash()));
-    let facts = |of: &NamedView| {
+    let hash = |named: &NamedView| format!("{:032x}", u128::from_be_bytes(named.view.hash()));
+    let facts = |named: &NamedView| {
         json!({
-            "name": of.name,
-            "samples": of.view.len(),
-            "hash": hash(of),
-            "made": out::safe_name(of.made.as_bytes()),
+            "name": named.name,
+            "samples": named.view.len(),
+            "hash": hash(named),
+            "made": out::safe_name(named.made.as_bytes()),
         })
     };
     let facts = json!({
@@ -116,9 +116,10 @@ fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<Outc
     });
     Out::answer(args.json, &facts, |out| {
         let all = out::counted(whole.len(), "sample");
-        for of in views {
-            let samples = out::count(of.view.len());
-            out.line(format!("{}: {samples} of {all}, view {}", out.bold(&of.name), hash(of)))?;
+        for named in views {
+            let samples = out::count(named.view.len());
+            let name = out.bold(&named.name);
+            out.line(format!("{name}: {samples} of {all}, view {}", hash(named)))?;
         }
         match &args.out {
             Some(path) => out.line(format!("saved in {}", path.display())),

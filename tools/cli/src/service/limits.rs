@@ -214,19 +214,18 @@ pub(crate) fn check_known<'a>(
     rule: &HostRule,
     subsystems: impl Iterator<Item = &'a SubsystemConfig> + Clone,
 ) -> Result<(), String> {
-    let is_open = |of: &SubsystemConfig| {
-        of.allow_any_host || of.allow_hosts.is_empty() && of.host_keys.is_empty()
+    let is_open = |config: &SubsystemConfig| {
+        config.allow_any_host || config.allow_hosts.is_empty() && config.host_keys.is_empty()
     };
     if subsystems.clone().any(is_open) {
         return Ok(());
     }
-    let known = |pattern: &HostPattern| {
-        let of = |of: &SubsystemConfig| {
-            of.allow_hosts.iter().chain(of.host_keys.keys()).any(|host| pattern.matches(host))
-        };
-        subsystems.clone().any(of)
+    let listed =
+        |config: &'a SubsystemConfig| config.allow_hosts.iter().chain(config.host_keys.keys());
+    let is_known = |pattern: &HostPattern| {
+        subsystems.clone().flat_map(listed).any(|host| pattern.matches(host))
     };
-    match rule.hosts.iter().find(|pattern| !known(pattern)) {
+    match rule.hosts.iter().find(|pattern| !is_known(pattern)) {
         None => Ok(()),
         Some(pattern) => Err(format!(
             "no subsystem lists a host {pattern}: correct it, or list the host in allow_hosts or hosts"

@@ -43,7 +43,7 @@ fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let count = |role| rows.iter().filter(|row| row.role == Some(role)).count() as u64;
     let is_peer = |row: &&Row| row.role == Some(Role::Peer);
     let of_its_process =
-        |row: &&Row| rows.iter().filter(|of| of.values.first() == row.values.first()).count();
+        |row: &&Row| rows.iter().filter(|one| one.values.first() == row.values.first()).count();
     let peers = rows.iter().filter(is_peer).filter(|row| of_its_process(row) == 1).count() as u64;
     let silent = rows.iter().filter(|row| row.style == BAD).count();
     let counts = [

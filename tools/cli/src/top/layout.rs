@@ -44,9 +44,11 @@ pub(super) fn lines(
     let has_value = |nth: usize| rows.iter().any(|row| !row.values[nth].is_unknown());
     let columns = section.columns.iter().enumerate();
     // Ages, and columns without a key in JSON, are shown only if a row has a value.
-    let is_always_shown = |of: &Column| !of.key.is_empty() && of.form != Form::Age;
+    let is_always_shown = |column: &Column| !column.key.is_empty() && column.form != Form::Age;
     let shown = columns
-        .filter(|(nth, of)| !of.title.is_empty() && (is_always_shown(of) || has_value(*nth)))
+        .filter(|(nth, column)| {
+            !column.title.is_empty() && (is_always_shown(column) || has_value(*nth))
+        })
         .map(|(nth, column)| {
             let of_rows = rows.iter().zip(&cells).filter(|(row, _)| row.note.is_none() || nth < 2);
             let widths = of_rows.map(|(_, cells)| width_of(&cells[nth].0));
@@ -105,13 +107,13 @@ impl Fit {
             let first = (1..shown.len()).min_by_key(|&at| shown[at].column.keep);
             shown.remove(first.expect("there are two columns"));
         }
-        let gap = if sum(&shown, |of| of.natural, 2) <= width { 2 } else { 1 };
+        let gap = if sum(&shown, |column| column.natural, 2) <= width { 2 } else { 1 };
         let mut left = width.saturating_sub(sum(&shown, ShownColumn::least, gap));
-        let columns = shown.into_iter().map(|of| {
-            let more = (of.natural - of.least()).min(left);
+        let columns = shown.into_iter().map(|column| {
+            let more = (column.natural - column.least()).min(left);
             left -= more;
-            let width = (of.least() + more).min(width);
-            (of, width)
+            let width = (column.least() + more).min(width);
+            (column, width)
         });
         Fit { columns: columns.collect(), gap }
     }
@@ -197,7 +199,7 @@ mod tests {
     const SECTION: Section = Section { name: "", key: "", columns: COLUMNS, none: "" };
 
     const fn column(title: &'static str, key: &'static str, form: Form, keep: u8) -> Column {
-        Column { title, key, form, keep, of: |_| Value::Unknown }
+        Column { title, key, form, keep, value: |_| Value::Unknown }
     }
 
     fn rows() -> Vec<Row> {

@@ -106,9 +106,10 @@ impl Value {
             Value::Is(true) => "yes".to_owned(),
             Value::Names(names) => names.join(" "),
             Value::Causes(causes) => {
-                let causes = causes.iter().filter(|of| of.share >= 0.000_5);
-                let told = causes.map(|of| format!("{} {}", of.cause, percent(of.share)));
-                told.collect::<Vec<_>>().join(", ")
+                let shown = causes.iter().filter(|cause| cause.share >= 0.000_5);
+                let shown =
+                    shown.map(|CauseShare { cause, share }| format!("{cause} {}", percent(*share)));
+                shown.collect::<Vec<_>>().join(", ")
             }
             _ => String::new(),
         };
@@ -171,16 +172,17 @@ impl Report {
     }
 
     /// Adds the row of a subject to the section with this index in [`SECTIONS`].
-    fn push(&mut self, section: usize, of: &Subject) {
-        let values = SECTIONS[section].columns.iter().map(|column| (column.of)(of)).collect();
+    fn push(&mut self, section: usize, subject: &Subject) {
+        let columns = SECTIONS[section].columns.iter();
+        let values = columns.map(|column| (column.value)(subject)).collect();
         let is_overview = section == 0;
         self.rows[section].push(Row {
-            role: of.role,
+            role: subject.role,
             values,
-            note: is_overview.then(|| of.note()).flatten(),
-            style: match of.answers.restarted_seconds {
+            note: is_overview.then(|| subject.note()).flatten(),
+            style: match subject.answers.restarted_seconds {
                 _ if !is_overview => Style::new(),
-                _ if of.error().is_some() => BAD,
+                _ if subject.error().is_some() => BAD,
                 Some(_) => WARN,
                 None => Style::new(),
             },

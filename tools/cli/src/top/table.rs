@@ -34,8 +34,8 @@ pub(super) struct Column {
     /// The column's rank when not all columns fit: the lowest is left out first. The first column always
     /// stays.
     pub(super) keep: u8,
-    /// The value of a row.
-    pub(super) of: fn(&Subject) -> Value,
+    /// The value of a row, from its subject.
+    pub(super) value: fn(&Subject) -> Value,
 }
 
 /// The form in which a value is shown.
@@ -67,9 +67,9 @@ const fn column(
     key: &'static str,
     form: Form,
     keep: u8,
-    of: fn(&Subject) -> Value,
+    value: fn(&Subject) -> Value,
 ) -> Column {
-    Column { title, key, form, keep, of }
+    Column { title, key, form, keep, value }
 }
 
 impl Section {
@@ -132,128 +132,130 @@ pub(super) static SECTIONS: [Section; 6] = [
 
 const ADDRESSES: &[Column] = &[
     column("ADDRESS", "address", Name(21), 255, address),
-    column("ROLE", "role", Name(6), 60, |of| of.role.map(Role::word).into()),
-    column("IOPS", "commands_per_second", Rate, 90, |of| {
+    column("ROLE", "role", Name(6), 60, |row| row.role.map(Role::word).into()),
+    column("IOPS", "commands_per_second", Rate, 90, |row| {
         let of_target: [&m::Metric; 2] = [&m::TARGET_READS, &m::TARGET_WRITES];
-        of.by_role([&of_target, &[&m::READ_COMMANDS], &[&m::TIER_HITS]]).into()
+        row.by_role([&of_target, &[&m::READ_COMMANDS], &[&m::TIER_HITS]]).into()
     }),
-    column("BYTES/S", "bytes_per_second", BytesPerS, 80, |of| of.bytes_per_second().into()),
-    column("P50", "latency_p50_seconds", Seconds, 40, |of| of.latency(0.5)),
-    column("P99", "latency_p99_seconds", Seconds, 70, |of| of.latency(0.99)),
-    column("WAITS", "wait_share", Waits, 75, |of| {
-        of.by_role([&[], &[&m::LOADER_STALL_SECONDS], &[]]).into()
+    column("BYTES/S", "bytes_per_second", BytesPerS, 80, |row| row.bytes_per_second().into()),
+    column("P50", "latency_p50_seconds", Seconds, 40, |row| row.latency(0.5)),
+    column("P99", "latency_p99_seconds", Seconds, 70, |row| row.latency(0.99)),
+    column("WAITS", "wait_share", Waits, 75, |row| {
+        row.by_role([&[], &[&m::LOADER_STALL_SECONDS], &[]]).into()
     }),
-    column("ERR/S", "errors_per_second", Bad, 50, |of| {
-        of.by_role([&[&m::TARGET_ERRORS], &[&m::READ_REPEATS], &[]]).into()
+    column("ERR/S", "errors_per_second", Bad, 50, |row| {
+        row.by_role([&[&m::TARGET_ERRORS], &[&m::READ_REPEATS], &[]]).into()
     }),
-    column("CONN", "connections", Count, 30, |of| of.of_target(&m::TARGET_CONNECTIONS).into()),
-    column("HOSTS", "controllers", Count, 20, |of| of.of_target(&m::TARGET_CONTROLLERS).into()),
-    column("VERSION", "version", Name(8), 10, |of| of.version().into()),
-    column("RESTARTED", "restarted_seconds", Age, 12, |of| of.answers.restarted_seconds.into()),
-    column("", "error", Text(0), 0, |of| of.error().into()),
-    column("", "error_seconds", Age, 0, |of| of.answers.error.map(|(_, seconds)| seconds).into()),
+    column("CONN", "connections", Count, 30, |row| row.of_target(&m::TARGET_CONNECTIONS).into()),
+    column("HOSTS", "controllers", Count, 20, |row| row.of_target(&m::TARGET_CONTROLLERS).into()),
+    column("VERSION", "version", Name(8), 10, |row| row.version().into()),
+    column("RESTARTED", "restarted_seconds", Age, 12, |row| row.answers.restarted_seconds.into()),
+    column("", "error", Text(0), 0, |row| row.error().into()),
+    column("", "error_seconds", Age, 0, |row| row.answers.error.map(|(_, seconds)| seconds).into()),
 ];
 
 const SUBSYSTEMS: &[Column] = &[
     column("SUBSYSTEM", "subsystem", Name(26), 255, name),
     column("ADDRESS", "address", Name(21), 60, address),
-    column("READS/S", "reads_per_second", Rate, 90, |of| of.rate(&m::TARGET_READS).into()),
-    column("WRITES/S", "writes_per_second", Rate, 35, |of| of.rate(&m::TARGET_WRITES).into()),
-    column("BYTES/S", "bytes_per_second", BytesPerS, 80, |of| of.bytes_per_second().into()),
-    column("P50", "latency_p50_seconds", Seconds, 40, |of| of.latency(0.5)),
-    column("P99", "latency_p99_seconds", Seconds, 70, |of| of.latency(0.99)),
-    column("ERR/S", "errors_per_second", Bad, 65, |of| of.rate(&m::TARGET_ERRORS).into()),
-    column("HOSTS", "controllers", Count, 45, |of| of.gauge(&m::TARGET_CONTROLLERS).into()),
-    column("CONN", "connections", Count, 30, |of| of.gauge(&m::TARGET_CONNECTIONS).into()),
-    column("REFUSED", "refused", Bad, 20, |of| of.growth(&m::TARGET_CONNECTIONS_REFUSED).into()),
-    column("CLOSED", "dropped", Bad, 10, |of| {
-        plus(of.growth(&m::TARGET_CONNECTIONS_DROPPED), of.growth(&m::TARGET_EVICTIONS)).into()
+    column("READS/S", "reads_per_second", Rate, 90, |row| row.rate(&m::TARGET_READS).into()),
+    column("WRITES/S", "writes_per_second", Rate, 35, |row| row.rate(&m::TARGET_WRITES).into()),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 80, |row| row.bytes_per_second().into()),
+    column("P50", "latency_p50_seconds", Seconds, 40, |row| row.latency(0.5)),
+    column("P99", "latency_p99_seconds", Seconds, 70, |row| row.latency(0.99)),
+    column("ERR/S", "errors_per_second", Bad, 65, |row| row.rate(&m::TARGET_ERRORS).into()),
+    column("HOSTS", "controllers", Count, 45, |row| row.gauge(&m::TARGET_CONTROLLERS).into()),
+    column("CONN", "connections", Count, 30, |row| row.gauge(&m::TARGET_CONNECTIONS).into()),
+    column("REFUSED", "refused", Bad, 20, |row| row.growth(&m::TARGET_CONNECTIONS_REFUSED).into()),
+    column("CLOSED", "dropped", Bad, 10, |row| {
+        plus(row.growth(&m::TARGET_CONNECTIONS_DROPPED), row.growth(&m::TARGET_EVICTIONS)).into()
     }),
 ];
 
 const LOADERS: &[Column] = &[
     column("ADDRESS", "address", Name(21), 255, address),
-    column("SAMPLES/S", "samples_per_second", Rate, 90, |of| of.rate(&m::LOADER_SAMPLES).into()),
-    column("BATCHES/S", "batches_per_second", Rate, 35, |of| of.rate(&m::LOADER_BATCHES).into()),
-    column("BYTES/S", "bytes_per_second", BytesPerS, 70, |of| {
-        of.rate(&m::LOADER_SAMPLE_BYTES).into()
+    column("SAMPLES/S", "samples_per_second", Rate, 90, |row| row.rate(&m::LOADER_SAMPLES).into()),
+    column("BATCHES/S", "batches_per_second", Rate, 35, |row| row.rate(&m::LOADER_BATCHES).into()),
+    column("BYTES/S", "bytes_per_second", BytesPerS, 70, |row| {
+        row.rate(&m::LOADER_SAMPLE_BYTES).into()
     }),
-    column("WAITS", "wait_share", Waits, 85, |of| of.rate(&m::LOADER_STALL_SECONDS).into()),
-    column("P50", "latency_p50_seconds", Seconds, 30, |of| of.latency(0.5)),
-    column("P99", "latency_p99_seconds", Seconds, 40, |of| of.latency(0.99)),
-    column("REPEATS", "repeats_per_second", Bad, 20, |of| {
-        of.answers.rate(&m::READ_REPEATS, BY_LOADER).into()
+    column("WAITS", "wait_share", Waits, 85, |row| row.rate(&m::LOADER_STALL_SECONDS).into()),
+    column("P50", "latency_p50_seconds", Seconds, 30, |row| row.latency(0.5)),
+    column("P99", "latency_p99_seconds", Seconds, 40, |row| row.latency(0.99)),
+    column("REPEATS", "repeats_per_second", Bad, 20, |row| {
+        row.answers.rate(&m::READ_REPEATS, BY_LOADER).into()
     }),
-    column("SKIPPED", "skipped_per_second", Bad, 10, |of| of.rate(&m::LOADER_SKIPPED).into()),
-    column("READS FROM", "subsystems", Name(26), 25, |of| {
-        Value::Names(of.answers.values_of(&m::HOST_CONTROLLERS, "subsystem"))
+    column("SKIPPED", "skipped_per_second", Bad, 10, |row| row.rate(&m::LOADER_SKIPPED).into()),
+    column("READS FROM", "subsystems", Name(26), 25, |row| {
+        Value::Names(row.answers.values_of(&m::HOST_CONTROLLERS, "subsystem"))
     }),
-    column("WAITS FOR", "waits_by_cause", Text(27), 80, |of| {
-        Value::Causes(of.answers.waits_by_cause())
+    column("WAITS FOR", "waits_by_cause", Text(27), 80, |row| {
+        Value::Causes(row.answers.waits_by_cause())
     }),
-    column("RECONNECTS", "reconnects", Bad, 9, |of| of.growth(&m::HOST_RECONNECTS).into()),
-    column("FAILOVERS", "failovers", Bad, 8, |of| of.growth(&m::HOST_FAILOVERS).into()),
-    column("FAILED PATHS", "failed_paths", Bad, 8, |of| of.gauge(&m::HOST_FAILED_PATHS).into()),
-    column("DIGESTS", "digest_errors", Bad, 7, |of| of.growth(&m::HOST_DIGEST_ERRORS).into()),
-    column("RANKS", "store_waits", Rate, 6, |of| of.growth(&m::STORE_WAITS).into()),
+    column("RECONNECTS", "reconnects", Bad, 9, |row| row.growth(&m::HOST_RECONNECTS).into()),
+    column("FAILOVERS", "failovers", Bad, 8, |row| row.growth(&m::HOST_FAILOVERS).into()),
+    column("FAILED PATHS", "failed_paths", Bad, 8, |row| row.gauge(&m::HOST_FAILED_PATHS).into()),
+    column("DIGESTS", "digest_errors", Bad, 7, |row| row.growth(&m::HOST_DIGEST_ERRORS).into()),
+    column("RANKS", "store_waits", Rate, 6, |row| row.growth(&m::STORE_WAITS).into()),
 ];
 
 const TIERS: &[Column] = &[
     column("TIER", "tier", Name(18), 255, name),
     column("ADDRESS", "address", Name(21), 60, address),
-    column("USED", "", Share, 80, |of| {
-        ratio(of.gauge(&m::TIER_HELD_BYTES), of.gauge(&m::TIER_CAPACITY_BYTES)).into()
+    column("USED", "", Share, 80, |row| {
+        ratio(row.gauge(&m::TIER_HELD_BYTES), row.gauge(&m::TIER_CAPACITY_BYTES)).into()
     }),
-    column("OF", "capacity_bytes", Bytes, 50, |of| of.gauge(&m::TIER_CAPACITY_BYTES).into()),
-    column("HITS", "hit_share", Share, 90, |of| {
-        ratio(bytes_of_tier(of), of.answers.all_bytes()).into()
+    column("OF", "capacity_bytes", Bytes, 50, |row| row.gauge(&m::TIER_CAPACITY_BYTES).into()),
+    column("HITS", "hit_share", Share, 90, |row| {
+        ratio(bytes_of_tier(row), row.answers.all_bytes()).into()
     }),
-    column("BYTES/S", "bytes_per_second", BytesPerS, 70, |of| bytes_of_tier(of).into()),
-    column("MEAN", "read_mean_seconds", Seconds, 40, |of| {
-        let mean = ratio(of.rate(&m::TIER_HIT_SECONDS), of.rate(&m::TIER_HITS));
-        let seconds = of.of_row(ORIGIN, &m::ORIGIN_READ_SECONDS);
-        mean.or_else(|| ratio(seconds, of.of_row(ORIGIN, &m::ORIGIN_READS))).into()
+    column("BYTES/S", "bytes_per_second", BytesPerS, 70, |row| bytes_of_tier(row).into()),
+    column("MEAN", "read_mean_seconds", Seconds, 40, |row| {
+        let mean = ratio(row.rate(&m::TIER_HIT_SECONDS), row.rate(&m::TIER_HITS));
+        let seconds = row.of_row(ORIGIN, &m::ORIGIN_READ_SECONDS);
+        mean.or_else(|| ratio(seconds, row.of_row(ORIGIN, &m::ORIGIN_READS))).into()
     }),
-    column("FILLS", "filled_bytes_per_second", BytesPerS, 45, |of| {
-        of.rate(&m::TIER_FILL_BYTES).into()
+    column("FILLS", "filled_bytes_per_second", BytesPerS, 45, |row| {
+        row.rate(&m::TIER_FILL_BYTES).into()
     }),
-    column("EVICTED/S", "evictions_per_second", Rate, 30, |of| of.rate(&m::TIER_EVICTIONS).into()),
-    column("DAMAGED", "damaged", Bad, 20, |of| of.growth(&m::TIER_DAMAGED).into()),
-    column("OFF", "is_off", Name(3), 35, |of| {
-        Value::Is(of.gauge(&m::TIER_OFF).is_some_and(|off| off > 0.0))
+    column("EVICTED/S", "evictions_per_second", Rate, 30, |row| {
+        row.rate(&m::TIER_EVICTIONS).into()
     }),
-    column("", "held_bytes", Bytes, 0, |of| of.gauge(&m::TIER_HELD_BYTES).into()),
+    column("DAMAGED", "damaged", Bad, 20, |row| row.growth(&m::TIER_DAMAGED).into()),
+    column("OFF", "is_off", Name(3), 35, |row| {
+        Value::Is(row.gauge(&m::TIER_OFF).is_some_and(|off| off > 0.0))
+    }),
+    column("", "held_bytes", Bytes, 0, |row| row.gauge(&m::TIER_HELD_BYTES).into()),
 ];
 
 const PEERS: &[Column] = &[
     column("NODE", "node", Name(8), 255, name),
     column("ADDRESS", "address", Name(21), 60, address),
-    column("READS/S", "reads_per_second", Rate, 80, |of| {
-        let reads = of.rate(&m::PEER_READS);
-        let failed = of.of_row(FAILED, &m::PEER_NOT_THERE_READS);
-        reads.or(failed).or(of.of_row(RANKS, &m::STORE_RECEIVED)).into()
+    column("READS/S", "reads_per_second", Rate, 80, |row| {
+        let reads = row.rate(&m::PEER_READS);
+        let failed = row.of_row(FAILED, &m::PEER_NOT_THERE_READS);
+        reads.or(failed).or(row.of_row(RANKS, &m::STORE_RECEIVED)).into()
     }),
-    column("BYTES/S", "bytes_per_second", BytesPerS, 90, |of| {
-        let bytes = of.rate(&m::PEER_READ_BYTES);
-        let failed = of.of_row(FAILED, &m::PEER_NOT_THERE_BYTES);
-        bytes.or(failed).or(of.of_row(RANKS, &m::STORE_RECEIVED_BYTES)).into()
+    column("BYTES/S", "bytes_per_second", BytesPerS, 90, |row| {
+        let bytes = row.rate(&m::PEER_READ_BYTES);
+        let failed = row.of_row(FAILED, &m::PEER_NOT_THERE_BYTES);
+        bytes.or(failed).or(row.of_row(RANKS, &m::STORE_RECEIVED_BYTES)).into()
     }),
-    column("MEAN", "read_mean_seconds", Seconds, 70, |of| {
-        ratio(of.rate(&m::PEER_READ_SECONDS), of.rate(&m::PEER_READS)).into()
+    column("MEAN", "read_mean_seconds", Seconds, 70, |row| {
+        ratio(row.rate(&m::PEER_READ_SECONDS), row.rate(&m::PEER_READS)).into()
     }),
-    column("REROUTED", "rerouted_bytes_per_second", BadPerS, 40, |of| {
-        of.of_row(FAILED, &m::PEER_REROUTED_BYTES).into()
+    column("REROUTED", "rerouted_bytes_per_second", BadPerS, 40, |row| {
+        row.of_row(FAILED, &m::PEER_REROUTED_BYTES).into()
     }),
-    column("WRONG", "mismatched_bytes_per_second", BadPerS, 30, |of| {
-        of.of_row(FAILED, &m::PEER_MISMATCHED_BYTES).into()
+    column("WRONG", "mismatched_bytes_per_second", BadPerS, 30, |row| {
+        row.of_row(FAILED, &m::PEER_MISMATCHED_BYTES).into()
     }),
 ];
 
 const PATHS: &[Column] = &[
     column("PATH", "path", Name(21), 255, name),
     column("ADDRESS", "address", Name(21), 60, address),
-    column("STATE", "state", Text(13), 95, |of| {
-        let is_any = |metric| of.gauge(metric).is_some_and(|sessions| sessions > 0.0);
+    column("STATE", "state", Text(13), 95, |row| {
+        let is_any = |metric| row.gauge(metric).is_some_and(|sessions| sessions > 0.0);
         let state = match () {
             () if is_any(&m::HOST_PATH_OPTIMIZED) => "optimized",
             () if is_any(&m::HOST_PATH_SESSIONS) => "non-optimized",
@@ -261,25 +263,25 @@ const PATHS: &[Column] = &[
         };
         Value::Text(state.to_owned())
     }),
-    column("IOPS", "commands_per_second", Rate, 90, |of| of.rate(&m::HOST_PATH_COMMANDS).into()),
-    column("MEAN", "command_mean_seconds", Seconds, 80, |of| {
-        ratio(of.rate(&m::HOST_PATH_SECONDS), of.rate(&m::HOST_PATH_COMMANDS)).into()
+    column("IOPS", "commands_per_second", Rate, 90, |row| row.rate(&m::HOST_PATH_COMMANDS).into()),
+    column("MEAN", "command_mean_seconds", Seconds, 80, |row| {
+        ratio(row.rate(&m::HOST_PATH_SECONDS), row.rate(&m::HOST_PATH_COMMANDS)).into()
     }),
-    column("LOST", "losses", Bad, 70, |of| of.growth(&m::HOST_PATH_LOSSES).into()),
+    column("LOST", "losses", Bad, 70, |row| row.growth(&m::HOST_PATH_LOSSES).into()),
 ];
 
-fn address(of: &Subject) -> Value {
-    Value::Text(of.answers.address.to_owned())
+fn address(row: &Subject) -> Value {
+    Value::Text(row.answers.address.to_owned())
 }
 
-fn name(of: &Subject) -> Value {
-    Value::Text(of.name.to_owned())
+fn name(row: &Subject) -> Value {
+    Value::Text(row.name.to_owned())
 }
 
 /// Bytes per second from a tier or from the origin. Those from the origin include readahead, and reads that shared
 /// pages with others.
-fn bytes_of_tier(of: &Subject) -> Option<f64> {
-    of.rate(&m::TIER_HIT_BYTES).or(of.of_row(ORIGIN, &m::ORIGIN_READ_BYTES))
+fn bytes_of_tier(row: &Subject) -> Option<f64> {
+    row.rate(&m::TIER_HIT_BYTES).or(row.of_row(ORIGIN, &m::ORIGIN_READ_BYTES))
 }
 
 /// The label of reads by loaders.
