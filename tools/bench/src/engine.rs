@@ -52,7 +52,7 @@ impl Target {
 pub(crate) struct Targets {
     opened: Vec<(Engine, ConnectOptions, Target)>,
     /// Names of the targets that the first clone of some job writes. Every job opens them for writing, so that readers
-    /// and writers share a target.
+    /// and writers can share a target.
     written: Vec<String>,
 }
 

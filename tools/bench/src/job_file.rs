@@ -39,7 +39,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
-/// The text of a job file. Reads one byte more than [`MAX_FILE_BYTES`], by which [`sections_of`] notices a longer file.
+/// The text of a job file, up to one byte more than [`MAX_FILE_BYTES`]: [`sections_of`] then refuses a longer file.
 fn load(path: &Path) -> Result<String, String> {
     let mut text = String::new();
     let taken = if path == Path::new("-") {

@@ -99,7 +99,7 @@ impl Worker {
     /// The worker of the `number`th clone of `job`.
     ///
     /// # Errors
-    /// The target does not support the job, it gives no queue pair, or there is no memory for the buffers.
+    /// The job does not suit the target, a queue pair cannot be opened, or there is no memory for the buffers.
     pub(crate) fn new(
         job: Arc<Job>,
         number: u64,
