@@ -42,6 +42,7 @@ pub(crate) struct Changes {
 
 /// The files and options that a reload reads.
 pub(crate) struct Source {
+    /// The configuration file; `None`: the command line defines the service.
     pub(crate) config: Option<PathBuf>,
     /// The hosts file from the command line.
     pub(crate) hosts: Option<PathBuf>,

@@ -29,6 +29,7 @@ pub(crate) struct Opened {
 /// Everything that a reload needs, prepared in advance.
 pub(crate) struct Prepared {
     subsystems: Vec<PreparedSubsystem>,
+    /// The next output of the access log, if there is a log.
     access_log: Option<LogOutput>,
 }
 

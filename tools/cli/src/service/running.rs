@@ -38,6 +38,7 @@ pub(crate) struct Service {
     pub(crate) limiter: Limiter,
     /// Sockets of the service manager, or of the service that this one replaces.
     inherited: Vec<TcpListener>,
+    /// The access log, if the service keeps one.
     access: Option<AccessLog>,
     /// Set once all hosts are being sent away.
     is_draining: bool,
@@ -54,6 +55,7 @@ pub(crate) struct Running {
     pub(crate) listen: Vec<SocketAddr>,
     /// The sockets of these addresses, for a subsystem that replaces this one.
     listeners: Vec<TcpListener>,
+    /// The access log of the service.
     access: Option<AccessLog>,
 }
 

@@ -21,7 +21,9 @@ use crate::net::{connect, left, read_within};
 /// The addresses in the order in which they were given.
 pub(super) struct Fleet {
     watched: Vec<Watched>,
+    /// The time between two requests to an address.
     interval: Duration,
+    /// The time at which the threads began to ask.
     began: Instant,
 }
 
@@ -29,8 +31,9 @@ pub(super) struct Fleet {
 #[derive(Default)]
 struct Watched {
     address: String,
-    /// The answer before the last one, of the same process or of an earlier one.
+    /// The answer before the last one and its time, of the same process or of an earlier one.
     before: Option<(Instant, Page)>,
+    /// The last answer and its time.
     last: Option<(Instant, Page)>,
     /// The failed requests since the last answer, if there are any.
     failure: Option<FailedRequests>,

@@ -26,6 +26,7 @@ pub(super) struct Report {
 /// A row of a section.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Row {
+    /// `None`: the address has not answered, or its metrics are not those of dlfs; or the section shows no roles.
     pub(super) role: Option<Role>,
     /// A value for each column of the section.
     pub(super) values: Vec<Value>,

@@ -37,6 +37,7 @@ pub(super) struct Load {
     /// The plan within the limits of the namespace on transfers and queues.
     pub(super) plan: LoadPlan,
     pub(super) reads: u64,
+    /// The elapsed time, until the last thread has ended.
     pub(super) time: Duration,
     /// The share of the time that our busiest thread ran, from 0 to 1.
     pub(super) busy: f64,

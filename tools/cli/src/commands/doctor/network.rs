@@ -20,8 +20,9 @@ use crate::out;
 pub(super) struct Route {
     /// True if the connection goes over the loopback interface.
     is_local: bool,
+    /// In bytes; `None` if the socket does not tell it.
     mtu: Option<u32>,
-    /// The name of the congestion control.
+    /// The name of the congestion control; `None` if the socket does not tell it.
     congestion: Option<String>,
 }
 

@@ -143,6 +143,7 @@ struct Setup {
     /// The meeting with the other ranks, with `--peers`.
     meeting: Option<Meeting>,
     tiers: TierOptions,
+    /// `None` without `--store`.
     store: Option<StoreOptions>,
     state: StateFile,
     files: RunFiles,
@@ -234,6 +235,7 @@ impl Setup {
 /// A run whose images are open.
 struct Run {
     dataset: Dataset,
+    /// The mixture of that data set with others, with `--mix`.
     mixture: Option<Mixture>,
     /// The reader of rows of tokens, until the run takes it.
     rows: Option<RowReader>,
