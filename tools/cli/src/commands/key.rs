@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 
-use dlfs::auth::{Hash, Secret};
+use dlfs::auth::Hash;
 use dlfs::keys::{generate_secret, generate_tls_key, read_hosts, read_secret, read_tls_key};
 use dlfs::target::HostKeys;
 
@@ -67,7 +67,10 @@ pub(crate) fn run(command: KeyCommand) -> Result<Outcome, Failure> {
             out.line(secret.to_text().as_str())?;
         }
         KeyCommand::Check { file } => match read_secret(&file) {
-            Ok(secret) => out.line(format!("one key, {}", describe_transform(&secret)))?,
+            Ok(secret) => match secret.transform() {
+                None => out.line("one key, used as it is")?,
+                Some(hash) => out.line(format!("one key, transformed with {hash}"))?,
+            },
             Err(secret_error) => check_other_file(&mut out, &file, secret_error)?,
         },
     }
@@ -116,14 +119,6 @@ fn describe(keys: &HostKeys) -> String {
         (false, true) => secrets,
         (true, _) => tls,
         (false, false) => format!("{secrets}; {tls}"),
-    }
-}
-
-/// The transformation of a key, in words.
-fn describe_transform(secret: &Secret) -> String {
-    match secret.transform() {
-        None => "used as it is".to_owned(),
-        Some(hash) => format!("transformed with {hash}"),
     }
 }
 

@@ -60,7 +60,8 @@ pub(crate) struct SelectArgs {
 }
 
 pub(crate) fn select(args: SelectArgs) -> Result<Outcome, Failure> {
-    let split = args.split()?;
+    let split = args.split.as_deref().map(|text| Split::parse(text, args.seed, args.by));
+    let split = split.transpose().map_err(|error| Failure::Usage(format!("--split: {error}")))?;
     let whole = args.image.open_dataset(&args.connection)?;
     let mut selected = whole.clone();
     let mut made = Vec::new();
@@ -87,14 +88,6 @@ pub(crate) fn select(args: SelectArgs) -> Result<Outcome, Failure> {
         save_views(path, views.clone())?;
     }
     print(&args, &whole, &views)
-}
-
-impl SelectArgs {
-    /// The split of `--split`, if it is given.
-    fn split(&self) -> Result<Option<Split>, Failure> {
-        let split = self.split.as_deref().map(|text| Split::parse(text, self.seed, self.by));
-        split.transpose().map_err(|error| Failure::Usage(format!("--split: {error}")))
-    }
 }
 
 /// Prints the views, with the number of samples and the hash of each.

@@ -26,7 +26,7 @@ pub(super) struct Report {
 /// A row of a section.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Row {
-    /// `None`: the address has not answered, or its metrics are not those of dlfs; or the section shows no roles.
+    /// `None` in rows about tiers, peers and paths, and if the address has not answered, or not with metrics of dlfs.
     pub(super) role: Option<Role>,
     /// A value for each column of the section.
     pub(super) values: Vec<Value>,
