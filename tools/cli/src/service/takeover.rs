@@ -2,8 +2,9 @@
 //!
 //! 1. The new service asks the old one over the control socket for the listening sockets. The old service sends
 //!    duplicates over a Unix socket that the new service has opened for them.
-//! 2. Once the new service serves, it asks the old one to hand over. The old service stops accepting connections, and
-//!    sends its hosts away. The hosts connect to the same addresses again, and reach the new service.
+//! 2. Once the new service serves all subsystems that hosts do not write to, it asks the old one to hand over. The old
+//!    service stops accepting connections, and sends its hosts away. The hosts connect to the same addresses again, and
+//!    reach the new service.
 //!
 //! If the new service fails before the second step, the old one continues to serve. If the old service dies after the
 //! first step, the new one serves all the same.
@@ -62,8 +63,8 @@ impl Takeover {
         Ok((Takeover { control: control.to_owned(), other, has_finished: false }, sockets))
     }
 
-    /// Asks the other service to hand over, since this one serves; further calls do nothing. If the other service does
-    /// not answer, only a line of the log says so.
+    /// Asks the other service to hand over, unless an earlier call has. If the other service does not answer, only a
+    /// line of the log says so.
     ///
     /// # Errors
     /// The other service refuses, and continues to serve.
