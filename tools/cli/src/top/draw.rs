@@ -219,7 +219,7 @@ impl View {
         false
     }
 
-    /// Notes the numbers of this drawing; returns the first row to show, so that the marked row is among the `room`
+    /// Notes `rows` and `room` for keys; returns the first row to show, so that the marked row is among the `room`
     /// visible ones of `rows`.
     fn first_row(&mut self, rows: usize, room: usize) -> usize {
         (self.rows, self.room) = (rows, room.max(1));

@@ -198,7 +198,7 @@ fn show_on(
     Ok(())
 }
 
-/// Waits for keys or a signal, such as a resize, for less than a second (`limit`); returns whether there is one.
+/// Waits for keys or a signal, such as a resize, up to `limit`, which is below a second; returns whether there is one.
 ///
 /// # Errors
 /// The terminal has gone: Crossterm would read its end of file for ever.

@@ -79,7 +79,7 @@ impl Generator {
     }
 }
 
-/// SplitMix64: pseudo-random numbers from a seed, which compress badly. [`Key::new`] mixes a number as it does.
+/// SplitMix64: pseudo-random numbers from a seed, which compress badly. [`Key::new`] mixes numbers in the same way.
 struct Random(u64);
 
 impl Random {

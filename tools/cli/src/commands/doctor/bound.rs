@@ -34,7 +34,7 @@ enum Bound {
 }
 
 /// If four queue pairs read at least this many times as much as one queue pair, then neither the network nor the target
-/// bounds one.
+/// bounds the rate of one.
 const MIN_GAIN: f64 = 1.3;
 /// A thread or a machine that is busy for at least this share of the time has no capacity left.
 const MIN_FULL_SHARE: f64 = 0.9;

@@ -214,7 +214,7 @@ impl Opened {
             Ok(image) => return Ok(Opened::image(&image)),
             Err(error) => error,
         };
-        // Namespaces that hold no data set, or a damaged one, are opened again without it. Other errors would come
+        // Namespaces whose data set is missing or damaged are opened again without a data set. Other errors would come
         // again.
         let holds_no_image = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
         let devices = match holds_no_image.then(|| open_all(image, &connect)) {
