@@ -10,10 +10,9 @@ use dlfs::catalog::{Alias, Catalog, Expect, Index, Record, resolve};
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::units::Generation;
 
-use super::import::progress;
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
-use crate::out::{self, Out, joined};
+use crate::out::{self, Out, joined, progress};
 
 /// Find data sets by name: list, show, add, tag and remove what a catalogue has
 ///

@@ -17,10 +17,9 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::shards::{Indexed, ShardOptions};
 use dlfs::units::{Generation, SampleId};
 
-use super::import::progress;
 use crate::args::{ConnectionArgs, ImageAddress, Name};
 use crate::exit::{Failure, Outcome, read_or_stdin};
-use crate::out::{self, Out};
+use crate::out::{self, Out, progress};
 
 /// Delete samples, as a new generation
 ///

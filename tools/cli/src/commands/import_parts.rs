@@ -13,10 +13,10 @@ use dlfs::import::OnError;
 use dlfs::import::many::{WritePlan, commit_import, import_part, plan_import};
 use dlfs::{Error, ErrorKind};
 
-use super::import::{ImportSpec, progress};
+use super::import::ImportSpec;
 use crate::args::{ConnectionArgs, DatasetName};
 use crate::exit::{Failure, Outcome};
-use crate::out::{self, Out};
+use crate::out::{self, Out, progress};
 
 /// Import by many processes, on any number of hosts: plan, then a part for each namespace, then commit
 #[derive(Debug, Subcommand)]

@@ -1,11 +1,19 @@
 //! Progress on stderr: a bar on a terminal, otherwise a line every few seconds.
+//!
+//! [`Meter`] shows one task. [`StageProgress`] shows the stages of a command that writes an image or an index, and
+//! stops the command on a signal.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use dlfs::Error;
+use dlfs::import::{Progress, Stage};
+use dlfs::places::Cancel;
+
 use super::text::{self, count, counted, rate};
+use crate::exit::{GRACE_FOR_WRITERS, Outcome, Stop};
 
 /// The progress of one task. Dropping a meter clears its bar, which is taken to be on the line of the cursor: drop it
 /// before the next meter draws its own.
@@ -83,6 +91,67 @@ fn style(total: u64) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .expect("the templates below are well-formed")
         .progress_chars("━╸ ")
+}
+
+/// Shows the current stage of a command on stderr, and stops the command when `stop` is set.
+pub(crate) struct StageProgress {
+    /// The meter of the current stage; `None` before the first.
+    meter: Option<Meter>,
+    stop: Stop,
+    /// Samples done in the current stage.
+    samples: u64,
+    /// Bytes done in the current stage.
+    bytes: u64,
+    /// Set if nothing is shown.
+    quiet: bool,
+}
+
+/// Progress that stops the command on SIGINT or SIGTERM; ends the process if it still runs after [`GRACE_FOR_WRITERS`].
+/// Shows nothing if `quiet`.
+///
+/// # Errors
+/// As [`Stop::on_signals`].
+pub(crate) fn progress(quiet: bool) -> Result<StageProgress, Error> {
+    let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
+    Ok(StageProgress::new(quiet, stop))
+}
+
+impl StageProgress {
+    /// Stops the command when `stop` is set. Shows nothing if `quiet`.
+    pub(crate) fn new(quiet: bool, stop: Stop) -> StageProgress {
+        StageProgress { meter: None, stop, samples: 0, bytes: 0, quiet }
+    }
+
+    /// Cancels the waits for object stores when the command is stopped.
+    pub(crate) fn cancel(&self) -> Cancel {
+        let stop = self.stop.clone();
+        Cancel::when(move || stop.is_set())
+    }
+}
+
+impl Progress for StageProgress {
+    fn stage(&mut self, stage: Stage, samples: u64, _bytes: u64) {
+        let label = match stage {
+            Stage::Indexing => "indexing",
+            Stage::Committing => "committing",
+            _ => "writing",
+        };
+        (self.samples, self.bytes) = (0, 0);
+        self.meter = None; // clears its bar before the next is drawn
+        self.meter = Some(Meter::new(label, samples, self.quiet));
+    }
+
+    fn advance(&mut self, samples: u64, bytes: u64) {
+        self.samples += samples;
+        self.bytes = self.bytes.saturating_add(bytes);
+        if let Some(meter) = &mut self.meter {
+            meter.update(self.samples, self.bytes);
+        }
+    }
+
+    fn stop(&mut self) -> bool {
+        self.stop.is_set()
+    }
 }
 
 /// The bar uses the columns that the text leaves free, so that the line never wraps.

@@ -2,12 +2,12 @@
 //!
 //! Results are buffered, and coloured only on a terminal. Control characters in text and JSON are escaped; other bytes,
 //! such as those of samples, are written as they are. If the reader of standard output has gone, the command ends
-//! without a message. `meter.rs` shows progress on stderr; `text.rs` formats numbers and names.
+//! without a message. `meter.rs` shows progress on stderr, and `text.rs` formats numbers and names.
 
 mod meter;
 mod text;
 
-pub(crate) use self::meter::Meter;
+pub(crate) use self::meter::{Meter, StageProgress, progress};
 pub(crate) use self::text::{
     binary_size, bytes, count, counted, duration, micros, per_second, percent, rate, safe_name,
     safe_text, utc,

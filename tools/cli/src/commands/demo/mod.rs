@@ -26,10 +26,9 @@ use dlfs::{Error, ErrorKind};
 
 use self::comparison::{Compared, Comparison, Figures};
 use self::files::{Generator, SourceFiles};
-use super::import::ImportProgress;
 use crate::args::unweighted;
 use crate::exit::{Failure, GRACE, Outcome, Stop, about_file};
-use crate::out::{self, Meter, Out};
+use crate::out::{self, Meter, Out, StageProgress};
 use crate::reading::{End, Samples, read_batches};
 use crate::run_stats::{Percentiles, RunReport, RunStats};
 
@@ -164,7 +163,7 @@ impl Demo<'_> {
 
     fn import(&mut self, folder: &Path, path: &Path) -> Result<(), Failure> {
         let began = Instant::now();
-        let mut progress = ImportProgress::new(self.quiet, self.stop.clone());
+        let mut progress = StageProgress::new(self.quiet, self.stop.clone());
         let image = [Address::from_path(path)];
         let from = SourceKind::Folder;
         let options = ImportOptions { from, on_error: OnError::Skip, ..ImportOptions::default() };

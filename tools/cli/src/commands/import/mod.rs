@@ -1,12 +1,9 @@
 //! `dlfs import`: writes a data set to an image.
 //!
 //! This file turns arguments into `ImportOptions` and runs the import, which is in `src/import/import/`.
-//! `progress_bar.rs` shows the progress, `report.rs` the report.
+//! `report.rs` prints the report.
 
-mod progress_bar;
 mod report;
-
-pub(crate) use self::progress_bar::{ImportProgress, progress};
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -34,7 +31,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
+use crate::out::{Out, progress};
 
 /// Import folders, tar or WebDataset shards, TFRecords, a list or rows into an image
 ///
