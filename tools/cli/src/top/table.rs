@@ -256,10 +256,12 @@ const PATHS: &[Column] = &[
     column("ADDRESS", "address", Name(21), 60, address),
     column("STATE", "state", Text(13), 95, |row| {
         let is_any = |metric| row.gauge(metric).is_some_and(|sessions| sessions > 0.0);
-        let state = match () {
-            () if is_any(&m::HOST_PATH_OPTIMIZED) => "optimized",
-            () if is_any(&m::HOST_PATH_SESSIONS) => "non-optimized",
-            () => "not connected",
+        let state = if is_any(&m::HOST_PATH_OPTIMIZED) {
+            "optimized"
+        } else if is_any(&m::HOST_PATH_SESSIONS) {
+            "non-optimized"
+        } else {
+            "not connected"
         };
         Value::Text(state.to_owned())
     }),

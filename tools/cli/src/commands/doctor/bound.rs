@@ -49,12 +49,15 @@ fn bound(loads: &Loads) -> Bound {
         load.runnable >= MIN_RUNNABLE_SHARE
             && load.machine_busy.is_some_and(|busy| busy >= MIN_FULL_SHARE)
     };
-    match four.bytes_per_s() >= MIN_GAIN * one.bytes_per_s() {
-        true if one.busy >= MIN_FULL_SHARE => Bound::Thread,
-        true if is_full(one) => Bound::Machine, // other work took the time that its thread lacked
-        true => Bound::RoundTrip,
-        false if is_full(four) => Bound::Machine,
-        false => Bound::Beyond,
+    if four.bytes_per_s() < MIN_GAIN * one.bytes_per_s() {
+        return if is_full(four) { Bound::Machine } else { Bound::Beyond };
+    }
+    if one.busy >= MIN_FULL_SHARE {
+        Bound::Thread
+    } else if is_full(one) {
+        Bound::Machine // other programs took the time that the thread lacked
+    } else {
+        Bound::RoundTrip
     }
 }
 
