@@ -307,7 +307,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// The most differences to print.
+/// The most differences to print; one more line counts the other chunks that differ.
 const MAX_DIFFERENCES: usize = 20;
 
 const EXAMPLES: &str = "\
