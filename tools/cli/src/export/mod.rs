@@ -6,12 +6,11 @@
 //!
 //! File attributes are not exported: an image has names and bytes, but no times or owners.
 //!
-//! `folder.rs` and `tar.rs` write the two destinations, `columns.rs` the table of typed columns.
+//! `destination.rs` writes the files, `columns.rs` the table of typed columns.
 
 mod columns;
-mod folder;
+mod destination;
 mod names;
-mod tar;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -32,9 +31,8 @@ use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
 use self::columns::write_columns;
-use self::folder::FolderSink;
+use self::destination::{FolderSink, NewFile, Sink, TarSink};
 use self::names::{check, escape};
-use self::tar::TarSink;
 use crate::args::{ConnectionArgs, ImageArgs};
 use crate::commands::samples::json_name;
 use crate::exit::{Failure, GRACE, Outcome, Stop, complain};
@@ -343,40 +341,6 @@ fn print_result(args: &ExportArgs, done: &ExportResult, time: Duration) -> Resul
     });
     printed.map(drop)
 }
-
-/// A destination of samples.
-trait Sink {
-    /// Writes files, whose paths have passed [`check`]. Returns those that conflict, in their order; no file is left
-    /// behind of them, but their folders may be.
-    ///
-    /// # Errors
-    /// No further file can be written.
-    fn write_all(&mut self, files: &[NewFile<'_>]) -> Result<Vec<Conflict>, Failure>;
-
-    /// Ends the export; all data has then been passed to the operating system.
-    fn finish(&mut self) -> Result<(), Failure>;
-}
-
-/// A file to write.
-struct NewFile<'a> {
-    sample: SampleId,
-    /// The file's name in the image.
-    name: Vec<u8>,
-    /// The escaped name to use instead, if [`check`] refuses the name.
-    escaped: Option<Vec<u8>>,
-    bytes: Cow<'a, [u8]>,
-}
-
-impl NewFile<'_> {
-    /// The file's path below the destination.
-    fn path(&self) -> &[u8] {
-        self.escaped.as_ref().unwrap_or(&self.name)
-    }
-}
-
-/// The index of a file that was not written, and the reason: something is in the way of the file or of one of its
-/// folders, or the file system refuses the name.
-type Conflict = (usize, &'static str);
 
 /// Batches are collected until they have this many samples, so that files are written in large groups. A batch has at
 /// most this many, too.

@@ -1,14 +1,16 @@
-//! Writes samples as files below one folder.
+//! The destinations of an export: a folder ([`FolderSink`]), or a tar archive ([`TarSink`]).
 //!
-//! Folders are opened one component at a time, so that neither a link nor a race leads out of the folder. Several
-//! threads write at once. The folder of a file selects the thread.
+//! Folders below the destination are opened one component at a time, so that neither a link nor a race leads out of it.
+//! Several threads write files at once. The folder of a file selects the thread.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -17,12 +19,46 @@ use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
 use super::names::check;
-use super::{Conflict, NewFile, Sink};
 use crate::exit::{Failure, about_file};
 use crate::out;
+
+/// A destination of samples.
+pub(super) trait Sink {
+    /// Writes files, whose paths have passed [`check`]. Returns those that conflict, in their order; no file is left
+    /// behind of them, but their folders may be.
+    ///
+    /// # Errors
+    /// No further file can be written.
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Result<Vec<Conflict>, Failure>;
+
+    /// Ends the export; all data has then been passed to the operating system.
+    fn finish(&mut self) -> Result<(), Failure>;
+}
+
+/// A file to write.
+pub(super) struct NewFile<'a> {
+    pub(super) sample: SampleId,
+    /// The file's name in the image.
+    pub(super) name: Vec<u8>,
+    /// The escaped name to use instead, if [`check`] refuses the name.
+    pub(super) escaped: Option<Vec<u8>>,
+    pub(super) bytes: Cow<'a, [u8]>,
+}
+
+impl NewFile<'_> {
+    /// The file's path below the destination.
+    pub(super) fn path(&self) -> &[u8] {
+        self.escaped.as_ref().unwrap_or(&self.name)
+    }
+}
+
+/// The index of a file that was not written, and the reason: something is in the way of the file or of one of its
+/// folders, or the file system refuses the name.
+type Conflict = (usize, &'static str);
 
 /// Writes files below a folder that was empty or absent.
 ///
@@ -214,6 +250,80 @@ fn c_string(name: &[u8]) -> Result<CString, Errno> {
     CString::new(name).map_err(|_| Errno::INVAL)
 }
 
+/// A tar archive. Dropping an unfinished one removes its file.
+pub(super) struct TarSink {
+    /// The path for messages, and to remove the file.
+    path: PathBuf,
+    archive: ::tar::Builder<BufWriter<Box<dyn Write>>>,
+    finished: bool,
+    to_stdout: bool,
+}
+
+impl TarSink {
+    /// Creates an archive in a new file at `path`.
+    ///
+    /// # Errors
+    /// Errors of the operating system, also if the file exists.
+    pub(super) fn create(path: &Path) -> Result<TarSink, Error> {
+        let file = File::create_new(path)
+            .map_err(|error| about_file("cannot make the archive", path, error))?;
+        Ok(TarSink::new(path.to_path_buf(), Box::new(file), false))
+    }
+
+    /// Writes an archive to standard output.
+    pub(super) fn stdout() -> TarSink {
+        TarSink::new(PathBuf::from("standard output"), Box::new(io::stdout()), true)
+    }
+
+    fn new(path: PathBuf, writer: Box<dyn Write>, to_stdout: bool) -> TarSink {
+        let archive = ::tar::Builder::new(BufWriter::with_capacity(1 << 20, writer));
+        TarSink { path, archive, finished: false, to_stdout }
+    }
+
+    /// The failure for an error of writing.
+    fn failed(&self, error: io::Error) -> Failure {
+        if self.to_stdout && error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::OutputClosed;
+        }
+        about_file("cannot write", &self.path, error).into()
+    }
+
+    fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Failure> {
+        debug_assert_eq!(check(name), Ok(()), "the caller checks names");
+        let mut header = ::tar::Header::new_gnu();
+        header.set_entry_type(::tar::EntryType::Regular);
+        header.set_mode(0o644);
+        header.set_mtime(0);
+        header.set_size(bytes.len() as u64);
+        let path = Path::new(OsStr::from_bytes(name));
+        let result = self.archive.append_data(&mut header, path, bytes);
+        result.map_err(|error| self.failed(error))
+    }
+}
+
+impl Sink for TarSink {
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Result<Vec<Conflict>, Failure> {
+        files.iter().try_for_each(|file| self.write(file.path(), &file.bytes))?;
+        Ok(Vec::new())
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        let end = self.archive.finish().and_then(|()| self.archive.get_mut().flush());
+        end.map_err(|error| self.failed(error))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for TarSink {
+    fn drop(&mut self) {
+        if !self.finished && !self.to_stdout {
+            // The export was stopped, or has failed with its own error: an error of the removal adds nothing.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// Flags that open a folder, never through a link.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -230,7 +340,7 @@ const MAX_WRITERS: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStrExt;
+    use std::io::Read;
     use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -246,7 +356,7 @@ mod tests {
     impl FolderSink {
         /// Writes one file; the error is the reason of a conflict, or [`FAILED`].
         fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), &'static str> {
-            let sample = dlfs::units::SampleId(0);
+            let sample = SampleId(0);
             let file = NewFile { sample, name: name.to_vec(), escaped: None, bytes: bytes.into() };
             let mut conflicts = self.write_all(&[file]).map_err(|_| FAILED)?;
             conflicts.pop().map_or(Ok(()), |(_, reason)| Err(reason))
@@ -318,7 +428,7 @@ mod tests {
         let files: Vec<_> = named
             .iter()
             .map(|(name, bytes)| {
-                let sample = dlfs::units::SampleId(0);
+                let sample = SampleId(0);
                 NewFile { sample, name: name.clone(), escaped: None, bytes: bytes.into() }
             })
             .collect();
@@ -338,7 +448,7 @@ mod tests {
     fn names_of_any_bytes_are_written_as_they_are() {
         let (_outer, root, mut sink) = sink();
         sink.write(b"a\nb/\xff\xfe", b"x").unwrap();
-        let path = root.join(std::ffi::OsStr::from_bytes(b"a\nb/\xff\xfe"));
+        let path = root.join(OsStr::from_bytes(b"a\nb/\xff\xfe"));
         assert_eq!(std::fs::read(path).unwrap(), b"x");
     }
 
@@ -407,5 +517,45 @@ mod tests {
         let error = FolderSink::create(outer.path()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Refused);
         assert!(error.report().contains("new folder"));
+    }
+
+    #[test]
+    fn an_archive_gives_back_names_and_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.tar");
+        let long = [b"d/".repeat(150), b"f".to_vec()].concat();
+        let files: [(&[u8], &[u8]); 4] =
+            [(b"a/1.jpg", b"one"), (b"empty", b""), (b"new\nline\xff", b"x"), (&long, b"deep")];
+        let mut sink = TarSink::create(&path).unwrap();
+        for (name, bytes) in files {
+            sink.write(name, bytes).unwrap();
+        }
+        sink.finish().unwrap();
+        drop(sink);
+        let mut archive = ::tar::Archive::new(File::open(&path).unwrap());
+        let mut found = Vec::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path_bytes().to_vec();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            found.push((name, bytes));
+        }
+        let expected: Vec<_> =
+            files.iter().map(|(name, bytes)| (name.to_vec(), bytes.to_vec())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn an_archive_that_was_not_finished_is_removed_and_an_old_one_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.tar");
+        let mut sink = TarSink::create(&path).unwrap();
+        sink.write(b"a", b"1").unwrap();
+        drop(sink);
+        assert!(!path.exists());
+        std::fs::write(&path, b"old").unwrap();
+        assert!(TarSink::create(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
     }
 }
