@@ -1,28 +1,32 @@
-//! Admission of pages to the tiers: reserves room for pages that are read, and claims them.
+//! Admission to the tiers: reserves room for pages that are read and for chunks that this node holds, and claims pages.
 //!
-//! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all:
-//! the first read of a part of the sample reserves the other pages, which the copier fetches. A
-//! clairvoyant plan reserves all pages that it keeps of a unit. If the unit's first sample begins in
-//! the last page of the unit before, that page is reserved, too.
+//! First-touch keeps the pages that are read. It keeps a large sample (of 64 KiB or more, or a file of a plain folder)
+//! whole or not at all: the first read of any of its pages reserves the others, which the copier fetches. A clairvoyant
+//! plan reserves all pages that it keeps of a unit. If it keeps the unit's first sample, and this sample begins in the
+//! last page of the unit before, that page is reserved, too.
 //!
-//! If nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds
-//! for all nodes. When the first page of a chunk is kept, the copier fetches the rest of the chunk
-//! after the readers.
+//! If nodes serve their tiers to each other, first-touch keeps room for the chunks that the processes of this node hold
+//! for all nodes ([`Holdings`]). Once a page of any chunk is kept and there is room for the whole chunk, the copier
+//! fetches the rest of the chunk while no reader waits for the origin.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::TierShared;
+use serde::{Deserialize, Serialize};
+
 use super::copier::{CopyJob, MAX_QUEUED_BYTES};
-use super::holdings::Held;
-use super::opening::lacking;
 use super::share::Message;
+use super::{OWN, TierShared};
 use dlfs_base::buf::IoBuf;
-use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
+use dlfs_order::tier::{
+    CopyLocation, CopyTable, Holding, Lacking, Ledger, OWN_FILES_PAGE, PageSet, Policy, Units, Want,
+};
 
 impl TierShared {
-    /// Returns the part of `pages` that a tier is to keep. The caller is about to read `pages` from the
-    /// origin. The owner reserves room for the result here; an attached process only estimates it.
+    /// Returns the pages among `pages` that a tier is to keep. The caller is about to read `pages` from the
+    /// origin. The owner reserves room for the result here; an attached process estimates it from the room that the
+    /// owner has published.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.is_avoided(unit) {
             return PageSet::NONE;
@@ -61,7 +65,8 @@ impl TierShared {
         self.tell(Message::Gone(unit, pages));
     }
 
-    /// Passes contiguous pages to the copier. Releases them instead if too many bytes wait for it.
+    /// Passes the contiguous pages `run`, whose data are `bytes`, to the copier of this process or of the owner.
+    /// Releases them instead if more than [`MAX_QUEUED_BYTES`] would wait.
     pub(super) fn pass(&self, unit: u32, run: Range<u32>, bytes: &[u8]) {
         let pages = PageSet::range(run);
         let queued = self.queued_bytes();
@@ -74,12 +79,14 @@ impl TierShared {
         self.tell(Message::Piece { unit, pages, bytes: buf });
     }
 
-    /// Returns whether the copier fetches all reserved pages of the unit, including those that nobody reads.
+    /// Returns whether the copier completes the unit, since it belongs to one sample or to a plan: it then also fetches
+    /// the reserved pages that nobody reads.
     pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
         self.units.get(unit).is_one_sample || self.ledger.lock().policy() == Policy::Clairvoyant
     }
 
-    /// Reserves room for pages of a unit and all pages that are kept together with them.
+    /// Reserves room for pages of a unit and all pages that are kept together with them. Has the copier fetch the other
+    /// pages of a large sample, or of a chunk that begins.
     pub(super) fn reserve(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();
         let together = self.units.together_with(unit);
@@ -101,7 +108,7 @@ impl TierShared {
         let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
         self.copies.set_room(ledger.room());
         drop(ledger);
-        // In other units, first-touch keeps only the pages that are read, and a plan fetches each in its turn.
+        // In other units, first-touch keeps only the pages that are read, and a plan fetches each unit in its turn.
         if is_more && is_one_sample && !is_border {
             self.send(CopyJob::Fill(together));
         }
@@ -121,8 +128,8 @@ impl TierShared {
         ledger.kept(unit, self.units.get(unit).all())
     }
 
-    /// Reserves the kept pages of all units that are kept together with `unit`; returns whether any
-    /// page is new.
+    /// Reserves the kept pages of all units that are kept together with `unit`, and the page before them in which a
+    /// planned first sample begins; returns whether any page is new.
     fn reserve_together(&self, ledger: &mut Ledger, unit: u32) -> bool {
         let together = self.units.together_with(unit);
         let len = |unit: u32| u64::from(self.units.get(unit).pages());
@@ -194,8 +201,8 @@ impl TierShared {
         Want { space, pages, is_long: self.units.long_of(unit).is_some() }
     }
 
-    /// Assigns to units the place that the ledger has found: one after the other, or each in a file of
-    /// its own.
+    /// Assigns to units the place that the ledger has found: one after the other from that page on, or in the separate
+    /// file of their long sample.
     fn place_at(&self, (tier, mut page): (u8, u64), units: impl IntoIterator<Item = u32>) {
         for unit in units {
             let bounds = self.units.get(unit);
@@ -210,7 +217,8 @@ impl TierShared {
         }
     }
 
-    /// Reserves the last page of a unit for the next unit's first sample, which begins in it.
+    /// Reserves the last page of a unit for the next unit's first sample, which begins in it and is kept in `tier`.
+    /// Returns whether the page is new.
     fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
         let first = self.units.together_with(unit).start;
         if self.copies.location(unit).is_none() && ledger.planned(first).is_some() {
@@ -263,12 +271,82 @@ impl TierShared {
         }
     }
 
-    /// The units with copies that this node does not hold. If held units lack room, all of these are
-    /// evicted: other nodes have the same copies, and evicting only a few would leave holes that are
-    /// not contiguous.
+    /// The units in a tier whose chunks this node does not hold; of units kept together, the first. If held units lack
+    /// room, all of these are evicted: other nodes have the same copies, and evicting only a few would leave holes that
+    /// are not contiguous.
     fn not_held(&self, holding: &Holding) -> Vec<u32> {
         let is_first = |unit: &u32| *unit == self.units.together_with(*unit).start;
         let not_held = (0..self.units.len()).filter(|&unit| !holding.is_held(unit));
         not_held.filter(|&unit| self.copies.location(unit).is_some()).filter(is_first).collect()
+    }
+}
+
+/// The chunks that one process holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Held {
+    pub(super) chunks: Holding,
+    /// Set if the copier fetches all of the held chunks by itself. Otherwise it fetches the rest of a chunk once a page
+    /// of the chunk is kept.
+    pub(super) fills: bool,
+}
+
+/// The chunks for which the owner of the tiers keeps room: all chunks that any process holds.
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    /// The chunks of each process, by connection number.
+    pub(super) held: BTreeMap<u64, Held>,
+    /// The chunks for which room was last reserved.
+    applied: Option<Held>,
+}
+
+impl Holdings {
+    /// The holdings of a new owner, which has already reserved room for its own chunks; `None`: it holds none.
+    pub(super) fn of_owner(own: Option<Held>) -> Holdings {
+        Holdings { applied: own.clone(), held: own.into_iter().map(|own| (OWN, own)).collect() }
+    }
+
+    /// Returns the chunks that all processes hold together, if they have changed since the last call.
+    fn changed(&mut self) -> Option<Held> {
+        let together = self.held.values().cloned().reduce(|some, more| Held {
+            chunks: some.chunks.with(&more.chunks),
+            fills: some.fills || more.fills,
+        })?;
+        let is_new = self.applied.as_ref() != Some(&together);
+        is_new.then(|| self.applied.insert(together).clone())
+    }
+}
+
+/// Counts the pages of held chunks that are not reserved, and the pages of their units without a place.
+pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> Lacking {
+    holding.held_units().fold(Lacking::default(), |sum, unit| {
+        let all = units.get(unit).all();
+        let unplaced = if copies.location(unit).is_none() { all.len() } else { 0 };
+        Lacking {
+            pages: sum.pages + u64::from(all.without(copies.reserved(unit)).len()),
+            space: sum.space + u64::from(unplaced),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(which: [bool; 2], fills: bool) -> Held {
+        Held { chunks: Holding::new([(0..2, 8, which[0]), (2..5, 9, which[1])]), fills }
+    }
+
+    #[test]
+    fn chunks_that_any_process_holds_are_held_and_nothing_is_applied_twice() {
+        let mut holdings = Holdings::of_owner(None);
+        assert_eq!(holdings.changed(), None);
+        holdings.held.insert(1, held([true, false], false));
+        assert_eq!(holdings.changed(), Some(held([true, false], false)));
+        holdings.held.insert(2, held([true, false], false));
+        assert_eq!(holdings.changed(), None, "another rank of the same node");
+        holdings.held.insert(OWN, held([false, true], true));
+        assert_eq!(holdings.changed(), Some(held([true, true], true)));
+        holdings.held.retain(|connection, _| *connection == OWN);
+        assert_eq!(holdings.changed(), Some(held([false, true], true)));
     }
 }

@@ -5,8 +5,8 @@
 //! whole, the copier fetches the pages that no reader asks for: in large reads, within the bandwidth
 //! limit and at low priority. It never fetches a page that has a copy or is in flight. Planned units,
 //! and the rest of chunks that nodes hold for each other, are fetched ahead of the readers only while
-//! no reader waits for the origin. If a tier has a number of threads, its fetches in flight are limited
-//! to that number, and so are its writes of up to 1 MiB.
+//! no reader waits for the origin. If a tier has a number of threads, at most as many fetches into it are in
+//! flight, and writes of at most 1 MiB for each thread; one write may always be in flight.
 
 mod checks;
 mod evicting;
@@ -43,7 +43,7 @@ pub(super) enum CopyJob {
     Behind(Vec<u32>),
     /// Units to evict.
     Evict(Vec<u32>),
-    /// Planned units in the order of their first read, and the units and pages to evict.
+    /// Planned units in the order of their first read, and the units and pages to evict. Replaces the last plan.
     Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
     /// The sender is dropped once all pages that were sent before are written, and the indices list them.
     Flush(Sender<Infallible>),
@@ -62,7 +62,7 @@ pub(super) struct Copier {
     writing: HashMap<u32, PageSet>,
     /// Units whose reserved pages must all be fetched.
     filling: HashMap<u32, Filling>,
-    /// The same units, in the order in which the copier looks at them.
+    /// The same units, in the order in which the copier looks at them; also units whose filling has just ended.
     incomplete: VecDeque<u32>,
     /// Copies of an earlier run that are still to be verified.
     checks: Checks,
@@ -70,8 +70,8 @@ pub(super) struct Copier {
     leaving: HashMap<u32, PageSet>,
     /// Pages and room that must not be written while buffers are lent.
     lent: Lent,
-    /// Units to fetch while no reader waits for the origin: units of a plan, and the rest of chunks
-    /// that were begun.
+    /// Units to fetch while no reader waits for the origin: units of a plan, and units of chunks that were begun or
+    /// that this node holds.
     planned: VecDeque<u32>,
     active: Vec<Active>,
     /// For each tier, the pages of its index that must be written.
@@ -97,14 +97,13 @@ struct PendingWrite {
 struct Filling {
     /// Time at which the unit was requested.
     begun: Instant,
-    /// The last time that a page of it arrived.
+    /// Time of the request, of the last arrival of a page or end of a fetch, or of the last release of overdue claims.
     touched: Instant,
     /// Pages that the copier is fetching.
     fetching: PageSet,
     /// Number of failed fetches of the unit.
     failures: u32,
-    /// Set if the plan fetches the unit ahead: the copier then does not wait for parts that readers
-    /// fetch.
+    /// Set if the copier fetches the unit ahead of readers: it then does not wait [`GRACE`] for their pages.
     is_ahead: bool,
 }
 
@@ -163,6 +162,10 @@ struct Copies {
 }
 
 impl Copier {
+    /// Opens the copier's queue pairs. `to_check` are the copies of an earlier run, with their tiers.
+    ///
+    /// # Errors
+    /// A queue pair cannot be opened.
     pub(super) fn new(
         shared: Arc<TierShared>,
         mut calls: Calls,
@@ -171,7 +174,7 @@ impl Copier {
     ) -> Result<Copier> {
         let scope = PairScope::new();
         for pairs in open_pairs(&shared.origins, std::slice::from_ref(&scope))? {
-            pairs.into_iter().for_each(|pair| _ = calls.add(pair)); // one call each
+            pairs.into_iter().for_each(|pair| _ = calls.add(pair)); // one pair of each origin
         }
         for media in &shared.media {
             calls.add(media.device.queue_pair_in(&scope)?);
@@ -199,6 +202,7 @@ impl Copier {
         })
     }
 
+    /// Works until the tiers are stopped; then writes what has arrived, for up to [`LAST_WRITES`].
     pub(super) fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             if !self.turn(Instant::now(), false) {
@@ -211,7 +215,7 @@ impl Copier {
         self.write_last(Instant::now() + LAST_WRITES);
     }
 
-    /// Advances all work; with `is_last`, only writes. Returns whether anything has moved.
+    /// Advances all work; with `is_last`, takes no job and starts only writes. Returns whether anything has moved.
     fn turn(&mut self, now: Instant, is_last: bool) -> bool {
         let mut moved = self.calls.turn();
         while !is_last && let Ok(job) = self.jobs.try_recv() {
@@ -234,7 +238,7 @@ impl Copier {
         moved || self.active.len() > before // the next turn submits them
     }
 
-    /// Adds a call that has begun, or ends it if it has not.
+    /// Adds a call that has begun, or handles its failure to begin.
     fn start(&mut self, begun: Result<Ticket>, kind: CallKind, now: Instant) {
         match begun {
             Ok(ticket) => self.active.push(Active { ticket, began: now, kind }),
@@ -494,7 +498,8 @@ impl Copier {
         }
     }
 
-    /// Counts a failed fetch of a unit. After [`MAX_FAILURES`] of them, leaves the unit to its readers.
+    /// Counts a failed fetch of a unit. After [`MAX_FAILURES`] of them, or at once if the origin's data are stale,
+    /// leaves the unit to its readers.
     fn fetch_failed(&mut self, unit: u32, error: &Error) {
         tracing::debug!(unit, error = %error.report(), "not copied");
         let Some(filling) = self.filling.get_mut(&unit) else { return };
@@ -553,7 +558,7 @@ impl Copier {
     fn summed(&mut self, copies: Copies, number: u64, result: Result<IoBuf>, now: Instant) {
         let Copies { unit, pages, location } = copies;
         if self.summing.get(&unit) != Some(&number) {
-            return; // the copies have changed meanwhile
+            return; // the copies have changed since this attempt began
         }
         self.summing.remove(&unit);
         let Ok(bytes) = result else { return }; // the copies stay unlisted: a restart fetches them again
@@ -623,8 +628,8 @@ impl Copier {
 
     /// Returns whether the copier may fetch the unit now: none of its own fetches of the unit is outstanding,
     /// no page of the unit has arrived for [`GRACE`] (unless it is fetched ahead), and no reader waits for the
-    /// origin (unless [`LOW_PRIORITY`] has passed since the unit was requested). Releases pages that have not
-    /// arrived in time: the process that claimed them has died.
+    /// origin (unless [`LOW_PRIORITY`] has passed since the unit was requested). Releases claimed pages that have not
+    /// arrived in time: see [`CLAIMANT_DEAD`].
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
         let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;
@@ -679,7 +684,8 @@ impl Copier {
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
-    /// The pages of a unit to fetch: without a copy, not in flight, and not lent.
+    /// The reserved pages of a unit that are to be fetched: without a copy, not under way, and not lent. None unless
+    /// the unit is being filled.
     fn missing(&self, unit: u32) -> PageSet {
         if !self.filling.contains_key(&unit) {
             return PageSet::NONE;
@@ -704,7 +710,8 @@ impl Copier {
         }
     }
 
-    /// Claims the pages of `run`, and of the following units of the same sample while these continue it.
+    /// Claims the pages of `run`, and of the following units of the same sample while their missing pages continue it.
+    /// Returns the claimed pages; none if a reader has claimed any page of `run`.
     fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
         let shared = &*self.shared;
         let together = shared.units.together_with(unit);
@@ -791,6 +798,7 @@ impl Copier {
     }
 }
 
+/// The length of `pages` in bytes.
 fn bytes_of(pages: PageSet) -> usize {
     (u64::from(pages.len()) * PAGE_BYTES) as usize
 }
@@ -798,16 +806,16 @@ fn bytes_of(pages: PageSet) -> usize {
 /// Time that a unit waits for pages that readers may still request, before the copier fetches it.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Maximum time by which a fetch is deferred while readers wait for the origin.
+/// Maximum time by which the fetch of a unit to be filled is deferred while readers wait for the origin.
 const LOW_PRIORITY: Duration = Duration::from_millis(500);
 
-/// Timeout from the claim of a page to its arrival; after it the claiming process counts as dead.
+/// Time without an arrival in a unit after which the processes that have claimed its pages count as dead.
 const CLAIMANT_DEAD: Duration = Duration::from_secs(3);
 
-/// Limit of outstanding calls other than writes of copies.
+/// Number of outstanding calls other than writes of copies from which on no fetch and no check begins.
 const MAX_READS: usize = 16;
 
-/// Limit of outstanding writes of copies.
+/// Limit of outstanding writes of copies to one tier.
 const MAX_WRITES: usize = 32;
 
 /// Limit of outstanding writes of one index.
@@ -828,8 +836,9 @@ const MAX_FAILURES: u32 = 3;
 /// Deadline of one call.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Longest wait of an iteration without work, and of one with units that are not complete.
+/// Longest wait of an iteration without work.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait of an iteration while units are to be fetched or lent buffers are awaited.
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
 /// Timeout of the last writes at the end: up to [`MAX_QUEUED_BYTES`] of data, and the indices.

@@ -1,10 +1,10 @@
 //! Folder of tiers: one file for each image and generation, with one quota over all files.
 //!
-//! The header of a file states the file's quota, and the sum over all tiers in a folder never exceeds
-//! the folder's quota. A file may be longer than its quota, since it is sparse. A new tier reserves
-//! what its data set needs. If the quota leaves less, tiers that no process has open are removed: first
-//! older generations of the same image, then the tiers that were opened longest ago. Tiers in use stay,
-//! and the new tier gets the rest.
+//! The header of a file states the file's quota. The quota that a user gives for a folder limits the sum over all its
+//! tiers: a tier that is opened reserves what its data set needs, within this limit. If the other tiers leave less,
+//! those that no process has open are removed: first older generations of the same image, then the tiers that were
+//! opened longest ago. Tiers in use stay, and the tier that is opened gets the rest. A file may be longer than its
+//! quota, since it is sparse.
 //!
 //! The folder itself is locked while files are created and removed. A file that does not begin with the
 //! magic number of a tier is not a tier, whatever its name: it is neither counted nor removed.
@@ -60,9 +60,9 @@ impl FolderLock {
         Ok(FolderLock { folder: folder.to_path_buf(), _own: own, _lock: lock })
     }
 
-    /// Makes room for the tier of `identity` at `own`, which wants `wanted` bytes. Returns the bytes that the tier
-    /// gets: whole pages, and at most `quota` minus the quotas of the tiers that stay. Removes other tiers if
-    /// necessary: see the module's page.
+    /// Makes room for the tier of `identity` at `own`, which wants `wanted` bytes; the folder's quota is `quota` bytes.
+    /// Returns the bytes that the tier gets: whole pages, and at most `quota` minus the quotas of the tiers that stay.
+    /// Removes other tiers if necessary: see the module's page.
     ///
     /// # Errors
     /// The folder cannot be listed, or a tier cannot be removed.
@@ -94,7 +94,7 @@ impl FolderLock {
 
     /// The tiers in the folder except `own`.
     fn others(&self, own: &Path, identity: Identity) -> Result<Vec<Other>> {
-        let older = |name: &str| {
+        let generation_of = |name: &str| {
             let generation = name.strip_prefix(&format!("{PREFIX}{}-g", identity.uuid))?;
             generation.strip_suffix(SUFFIX)?.parse::<u64>().ok()
         };
@@ -114,7 +114,7 @@ impl FolderLock {
             let Some(head) = head_of_tier(&path) else { continue };
             let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
             let opened = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            let is_older = older(&name).is_some_and(|found| found < identity.generation.0);
+            let is_older = generation_of(&name).is_some_and(|found| found < identity.generation.0);
             let quota = Index::quota_of(&head).unwrap_or(metadata.len());
             others.push(Other { path, quota, opened, is_older });
         }
@@ -142,7 +142,7 @@ pub(super) fn note_use(path: &Path) {
     }
 }
 
-/// Truncates the tier at `path` to `len_bytes`, unless a process has it open.
+/// Truncates the tier at `path` to `len_bytes` if it is longer, unless a process has it open.
 pub(super) fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
     let is_longer = std::fs::metadata(path).is_ok_and(|found| found.len() > len_bytes);
     if is_longer

@@ -103,6 +103,11 @@ impl Media {
         self.memory.as_ref().is_none_or(|memory| memory.thaw(self.bytes_of(pages)))
     }
 
+    /// As [`Media::thaw`], for all of `ranges`: does not stop at the first range that is lent.
+    pub(super) fn thaw_all(&self, ranges: impl Iterator<Item = Range<u64>>) -> bool {
+        ranges.fold(true, |is_back, range| self.thaw(&range) && is_back)
+    }
+
     fn bytes_of(&self, pages: &Range<u64>) -> Range<u64> {
         self.data_offset + pages.start * PAGE_BYTES..self.data_offset + pages.end * PAGE_BYTES
     }
@@ -122,8 +127,9 @@ impl Media {
         }
     }
 
-    /// Frees all storage except `used`, ascending ranges of pages, if other pages take room: a process
-    /// that was killed leaves pages that no index lists.
+    /// Frees all storage except `used`, ascending ranges of pages: a process that was killed leaves pages that no index
+    /// lists. Removes the separate files without a used page; frees other pages of a sparse file if the file takes more
+    /// room than its used pages.
     ///
     /// # Errors
     /// Errors of the operating system.

@@ -3,7 +3,7 @@
 //! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device. A read through such a
 //! device is served from copies in a tier, from the origin, or in pieces from both. The *copier* is a thread.
 //! It writes to a tier the pages that readers have read from the origin, publishes the copies, and fetches
-//! the remaining pages of samples that a tier keeps. If several readers want a page at the same time, one
+//! the remaining pages of samples that a tier keeps. If several readers want a page that a tier keeps, one
 //! reads it from the origin and the others wait for its copy, with a time limit (`pair.rs`). Everything above
 //! a queue pair (readers, loaders, targets, all languages) uses tiers without changes.
 //!
@@ -26,8 +26,9 @@
 //! described in a TOML file (`options.rs`) or in HDMLP's configuration (`hdmlp.rs`).
 //!
 //! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
-//! rates whether a copy or the origin is faster (`sources.rs`). This module only moves data, and evicts copies when a
-//! process sets a new plan (`replan.rs`).
+//! rates whether a copy or the origin is faster (`sources.rs`; `probe.rs` measures rates). This module makes the plan
+//! of a run (`plan.rs`) and moves data. It evicts copies when a process sets a new plan (`replan.rs`), or when the
+//! chunks that this node holds for other nodes lack room (`admission.rs`).
 //!
 //! Processes of a node share their tiers (`share/`): the first process owns them; the others read its
 //! copies and send it the pages that they read from the origin. A forked child does the same
@@ -41,7 +42,6 @@ mod copier;
 mod device;
 mod folder;
 mod hdmlp;
-mod holdings;
 mod libconfig;
 mod media;
 mod opening;
@@ -91,16 +91,16 @@ pub use probe::{Probe, probe};
 pub use share::{Listener, connect_to, is_same_user};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
+use admission::{Held, Holdings};
 use copier::{CopyJob, LAST_WRITES};
-use holdings::{Held, Holdings};
 use media::Media;
 use opening::{Owned, Tiers};
 use share::{Link, Message};
 use sources::Sources;
 use stats::Counters;
 
-/// The tiers of one data set in one process. Dropping the cache writes all pages that readers have
-/// brought; its devices then still serve reads, but nothing more is copied.
+/// The tiers of one data set in one process. Dropping the cache writes all pages that readers have brought, as
+/// [`Cache::flush`] does; its devices then still serve reads, but nothing more is copied.
 pub struct Cache {
     tiers: Arc<Tiers>,
     devices: Vec<Arc<dyn Device>>,
@@ -187,7 +187,8 @@ impl Cache {
     ///
     /// Copies of an earlier run are reused, unless they were in memory. The copier verifies their
     /// checksums first, in the background. If another process of the same user has these tiers open for
-    /// the same data set, this process attaches to it: see `share`.
+    /// the same data set, this process attaches to it: see `share`. Waits for up to 5 s if that process is still
+    /// opening the tiers, or is ending.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
@@ -288,7 +289,7 @@ impl Cache {
         &self.tiers.opening.units
     }
 
-    /// Quota of each tier in pages, fastest first.
+    /// Number of pages for copies in each tier, fastest first.
     pub fn capacities(&self) -> Vec<u64> {
         self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
     }
@@ -346,7 +347,7 @@ impl Cache {
     /// begins to read it. Samples that arrive whole are compared with `intact` before they are
     /// published. If another process owns the tiers, that process keeps the room and fetches.
     ///
-    /// Only for first-touch: a plan lists the pages to keep itself.
+    /// Under another policy than first-touch, only `intact` has an effect: a plan lists the pages to keep itself.
     pub fn set_held(
         &self,
         chunks: impl IntoIterator<Item = (u16, Range<u64>, bool)>,
@@ -373,7 +374,7 @@ impl Cache {
     /// From now on, samples that arrive whole are compared with `intact` before their copies are published,
     /// since other nodes rely on these copies.
     pub fn set_checked(&self, intact: &Arc<Intact>) {
-        // A second round has the same samples.
+        // A second call has the same samples, so its failure does not matter.
         let _ = self.tiers.opening.intact.set(Arc::clone(intact));
     }
 
@@ -510,9 +511,9 @@ impl TierShared {
         }
     }
 
-    /// Returns whether the owner may be gone. Its successor may overwrite the copies, so they are not
-    /// used then. A forked child does not notice its parent's end, so it uses the copies only if no
-    /// process can take over.
+    /// Returns whether the owner of the tiers may be gone. Copies are not used then, since the next owner may overwrite
+    /// them. A forked child of the owner does not notice the owner's end, so the child uses copies only if no process
+    /// can take over.
     fn is_detached(&self) -> bool {
         match self.waker {
             Some(_) => self.is_shared && !self.home.is_ours(),
@@ -533,7 +534,7 @@ impl TierShared {
         self.copies_of(unit).filter(|(location, _)| !self.sources.is_avoided(location.tier))
     }
 
-    /// Returns whether the unit's place is in a tier that is not used.
+    /// Returns whether the unit's place is in a tier that is not used, since the origin is faster.
     fn is_avoided(&self, unit: u32) -> bool {
         self.copies.location(unit).is_some_and(|location| self.sources.is_avoided(location.tier))
     }

@@ -1,7 +1,8 @@
 //! Opening of the tiers: attaches to the process that owns them, or becomes their owner.
 //!
-//! Each process runs its part of the tiers: the process that opened them, and each forked child that uses them. In
-//! an attached process, the [`Heir`] takes over or attaches to the new owner when the owner of the tiers ends.
+//! Each process that uses the tiers has its own state and threads ([`Running`]): the process that opened them, and each
+//! forked child. In an attached process, the [`Heir`] takes over or attaches to the new owner when the owner of the
+//! tiers ends.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use parking_lot::Mutex;
 
+use super::admission::{Held, Holdings, lacking};
 use super::copier::{self, Copier, CopyJob};
-use super::holdings::{Held, Holdings};
 use super::media::{self, Media};
 use super::share::{self, Hello, Link, Listener, Message, Sharing, TierOwner};
 use super::{Opening, TierShared, own_files};
@@ -23,7 +24,7 @@ use dlfs_base::process::Forked;
 use dlfs_base::threads::{self, Fate, Thread, caught};
 use dlfs_io::qpair::calls::Calls;
 use dlfs_io::qpair::group::Waker;
-use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
+use dlfs_order::tier::{CopyTable, Kept, Ledger, Units};
 
 /// The threads of the owner.
 pub(super) struct Owned {
@@ -152,7 +153,8 @@ impl Opening {
         ledger
     }
 
-    /// If no tier has a file that can be locked, binds the socket's name as the lock.
+    /// If no tier has a file that can be locked, binds the socket's name as the lock. `None`: a tier has such a file,
+    /// or the socket cannot be created, which is logged.
     fn claim_memory(&self) -> Result<Option<Listener>> {
         let Some(name) = share::name_in_memory(&self.options, self.identity) else {
             return Ok(None);
@@ -214,7 +216,7 @@ impl Opening {
     ///
     /// # Errors
     /// `Unsupported`: the owner runs another version of dlfs. `Busy`: the owner has the tiers for
-    /// another image. Errors of [`share::connect`].
+    /// another image. Errors of [`share::connect`], and of opening the owner's tiers.
     pub(super) fn attach(self: &Arc<Opening>) -> Result<Option<Arc<TierShared>>> {
         let Opening { identity, options, units, .. } = &**self;
         let identity = *identity;
@@ -261,7 +263,7 @@ impl Opening {
 }
 
 /// Restores the place of copies of an earlier run, and reserves their pages. Returns `false` if the unit has a place
-/// already, or if the place does not fit the tier any more.
+/// already, or if the place or the pages do not fit the tier any more.
 fn restore(tier: u8, kept: &Kept, units: &Units, ledger: &mut Ledger, copies: &CopyTable) -> bool {
     let space = u64::from(units.get(kept.unit).pages() - u32::from(kept.first));
     let place = kept.page..kept.page.saturating_add(space);
@@ -281,18 +283,6 @@ fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = runs.collect();
     runs.sort_unstable_by_key(|run| run.start);
     runs
-}
-
-/// Counts the pages of held chunks that are not reserved, and the pages without a place.
-pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> Lacking {
-    holding.held_units().fold(Lacking::default(), |sum, unit| {
-        let all = units.get(unit).all();
-        let unplaced = if copies.location(unit).is_none() { all.len() } else { 0 };
-        Lacking {
-            pages: sum.pages + u64::from(all.without(copies.reserved(unit)).len()),
-            space: sum.space + u64::from(unplaced),
-        }
-    })
 }
 
 /// The tiers of one data set, in this process and in the children that it forks.
@@ -487,5 +477,5 @@ const HEIR: &str = "dlfs-tiers-heir";
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Timeout of joining that thread, which may be opening the tiers.
+/// Timeout of joining the heir's thread, which may be opening the tiers.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

@@ -152,7 +152,7 @@ pub struct Environment {
     /// Aggregate read rate of the origin by number of clients; empty if it was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
-    /// Clients of the table `origin`: `threads`, or `processes` (with any number of threads).
+    /// Clients of the table `origin`: `threads` (also if missing), or `processes` (with any number of threads).
     pub origin_by: Option<String>,
     /// Maximum rate at which one process reads from the origin, in 10^6 bytes per second.
     pub origin_link_mb_per_s: Option<f64>,

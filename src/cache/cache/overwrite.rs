@@ -1,6 +1,6 @@
 //! Checks whether a tier may overwrite its storage: a tier destroys no data that anybody could need.
 //!
-//! The check comes before the storage is opened for writing. A file without data, a device with zeroes at both
+//! The check comes before anything is written. A file without data, a device with zeroes at both
 //! ends and an earlier tier may be used. Anything else needs the user's consent for this path
 //! (`file:PATH:SIZE:overwrite`). Storage that a file system uses, and the data set itself, are always refused.
 //! The same holds for a remote namespace, except that its use by a file system cannot be seen from here.

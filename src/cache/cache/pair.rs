@@ -203,7 +203,7 @@ impl TieredPair {
         self.cuts = cuts;
     }
 
-    /// Queues the read of a piece at a tier or the origin.
+    /// Queues the read of a piece at a tier or the origin; a read of the origin counts as demand.
     fn push(&mut self, source: PieceSource, offset: u64, buf: IoBuf, piece: PieceId) {
         let index = if let PieceSource::Tier(tier) = source {
             usize::from(tier) + 1
@@ -271,8 +271,8 @@ impl TieredPair {
         PieceSource::Ahead
     }
 
-    /// End of an ahead read that starts with `range`: the end of the sample, the first page that has a copy or
-    /// is being fetched, or the end of the longest transfer.
+    /// End of an ahead read that starts with `range`: the end of the unit, or of its sample if that has several units,
+    /// the first page that has a copy or is under way, or the end of the longest ahead read or transfer.
     fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
         let namespace = self.sources[ORIGIN].pair.namespace();
@@ -405,7 +405,7 @@ impl TieredPair {
         }
     }
 
-    /// Splits a range by pages that others have claimed, and claims the remaining pages.
+    /// Splits a range by pages that others have claimed, and claims the remaining pages that a tier is to keep.
     fn cut_claimed(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         let shared = &*self.shared;
         let mut at = range.start;
@@ -610,6 +610,7 @@ impl TieredPair {
         self.push(PieceSource::Origin, start, buf, id);
     }
 
+    /// Lends copies of all of `range`, if they lie contiguously in a tier in this process's memory.
     fn borrow_copies(&self, range: &Range<u64>) -> Option<SharedBuf> {
         if !self.shared.is_owner() {
             return None; // only the owner tracks lent copies
@@ -625,6 +626,7 @@ impl TieredPair {
         Some(lent)
     }
 
+    /// Lends the origin's bytes of `range`, if the origin is in memory.
     fn borrow_origin(&self, range: &Range<u64>) -> Option<SharedBuf> {
         if self.is_copies_only() {
             return None;
@@ -674,6 +676,7 @@ impl TieredPair {
         }
     }
 
+    /// Withdraws the copies of `range`, and has the copier make them again.
     fn mark_corrupt(&self, range: &Range<u64>) {
         let shared = &*self.shared;
         for unit in shared.units.within(self.number, range) {
@@ -855,7 +858,8 @@ const ORIGIN: usize = 0;
 /// Interval between checks of pages that are being fetched.
 const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Timeout of a wait for pages that another claimant reads; after it the claimant is dead or very slow.
+/// Timeout of a wait for pages that another claimant reads, unless the origin is slow: see
+/// [`TieredPair::longest_wait`]. After it the claimant is dead or very slow.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Factor on the mean duration of a read of the origin: a claimant that needs longer is dead.

@@ -17,8 +17,7 @@ use dlfs_order::tier::{Ledger, PageSet, Units};
 ///
 /// It chooses portions by the number of reads, then by the first read, until one does not fit. A unit has one
 /// place, so its chosen portions are all in one tier: the fastest tier takes the units whose chosen pages are
-/// read most often. Planning costs 13 bytes per portion (2 of them stay) and 8 bytes per portion that is
-/// kept.
+/// read most often. A plan takes 2 bytes per portion, and 8 bytes per portion that is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierPlan {
     /// Portions and their tiers, in the order of fetching.
@@ -38,7 +37,8 @@ pub struct TierRooms {
     pub keep_parts: bool,
 }
 
-/// Merges the plans of all processes that share tiers, by connection: see [`TierPlan::merge`].
+/// The plan that the owner follows: its own if no other process has sent one, otherwise the merged plans of all
+/// processes, which are given by connection number: see [`TierPlan::merge`].
 pub(super) fn merged(
     plans: &HashMap<u64, Arc<TierPlan>>,
     units: &Units,
@@ -199,13 +199,13 @@ impl<'a> Choice<'a> {
         Choice { units, rooms, free: rooms.pages.iter().sum(), kept }
     }
 
-    /// Keeps a portion; other portions may already keep some of its pages. Returns `false` if there is no
-    /// room.
+    /// Keeps a portion, and the page of the unit before in which its first sample begins; other portions may already
+    /// keep some of these pages. Returns `false` if there is no room.
     fn take(&mut self, portion: u32) -> bool {
         let kept = &mut self.kept;
         let units = self.units;
         let unit = units.portion(portion).0;
-        let first = units.portions_of(units.portion(portion).0).start;
+        let first = units.portions_of(unit).start;
         let border = units.border_of(unit).filter(|_| portion == first);
         let last = |unit: u32| PageSet(1 << (units.get(unit).pages() - 1));
         let pages = || {

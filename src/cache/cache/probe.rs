@@ -21,7 +21,7 @@ pub struct Probe {
     pub threads: Vec<u32>,
     /// Duration of the measurement of each number of threads, for reads and again for writes.
     pub slice: Duration,
-    /// Bytes used to measure each tier: at most its quota, but at least 4 MiB.
+    /// Bytes used to measure each tier: at most its quota, but at least 4 MiB; rounded down to whole MiB.
     pub bytes: u64,
 }
 
@@ -125,7 +125,7 @@ fn fill(device: &Arc<dyn Device>, bytes: u64) -> Result<()> {
     io.flush()
 }
 
-/// The rate of reads, or, with `writes`, of writes of the first `bytes` bytes, for each number of threads.
+/// The rate of reads, or with `writes` the rate of writes, of the first `bytes` bytes, for each number of threads.
 fn table(
     device: &Arc<dyn Device>,
     options: &Probe,

@@ -1,9 +1,10 @@
 //! Read-ahead of the origin: turns small sequential reads into few large ones.
 //!
 //! A read that starts where an earlier read of the origin ended, before the end of its sample, becomes the
-//! first piece of an *ahead read*: one read up to the end of the sample, of at most 1 MiB and as large as the
-//! origin allows. The following pieces are served from the ahead read, or wait for it. A queue pair has few
-//! ahead reads, and only for small sequential reads: whole samples and large pieces are read directly.
+//! first piece of an *ahead read*: one read up to the end of the sample or the next page that is copied or claimed, of
+//! at most 1 MiB and as large as the origin allows. The following pieces are served from the ahead read, or wait for
+//! it. A queue pair has few ahead reads, and only for small sequential reads: whole samples and large pieces are read
+//! directly.
 //!
 //! [`ReadAhead`] keeps the ahead reads of one queue pair; `pair.rs` decides their ends and submits them.
 

@@ -2,8 +2,8 @@
 //! flight at each.
 //!
 //! If the origin is faster than a tier, the tier's copies are not read, and it gets no more (`plan`'s
-//! [`SourceRates`] chooses). If a tier has a number of threads, each process has at most that many reads of
-//! up to 1 MiB in flight there, as in the measurement; shorter reads count by their length. Without rates
+//! [`SourceRates`] chooses). If a tier has a number of threads, each process has at most 1 MiB of reads in flight
+//! there for each thread, as in the measurement; but each queue pair may always have one read in flight. Without rates
 //! every copy is read, and nothing is limited.
 
 use std::collections::VecDeque;
@@ -52,6 +52,7 @@ impl Sources {
             .collect()
     }
 
+    /// Decides which tiers are avoided; returns them as bits.
     fn choose(&self, processes: u32) -> u32 {
         let is_avoided = |tier| self.rates.choose(Some(tier), None, processes) == Source::Origin;
         let tiers = (0..self.rates.tiers.len() as u8).filter(|tier| is_avoided(*tier));
@@ -78,7 +79,7 @@ impl Sources {
         format!("{copy:.0} MB/s for each of its threads, {origin:.0} MB/s from the origin")
     }
 
-    /// The limit of bytes in flight at `tier`.
+    /// The limit of bytes in flight at `tier`; `None`: no limit.
     pub(super) fn limit(&self, tier: u8) -> Option<Arc<InFlightLimit>> {
         self.limits.get(usize::from(tier))?.clone()
     }
@@ -86,7 +87,7 @@ impl Sources {
 
 /// A limit of the bytes in flight at a tier, shared by all queue pairs of a process.
 pub(super) struct InFlightLimit {
-    /// Number of threads that the tier is measured with: as many reads of 1 MiB may be in flight.
+    /// Number of threads of the tier: as many reads of 1 MiB may be in flight.
     pub(super) threads: usize,
     /// Bytes in flight.
     in_flight: AtomicUsize,
@@ -144,6 +145,7 @@ impl SourcePair {
         if self.limit.is_some() { None } else { self.pair.borrow(slba, len_bytes) }
     }
 
+    /// Queues a read at `offset`, in bytes.
     pub(super) fn push(&mut self, offset: u64, buf: IoBuf, tag: u64) {
         let slba = Lba(offset / self.block_len);
         let io = Io { op: IoOp::Read, slba, buf, tag };
@@ -153,6 +155,7 @@ impl SourcePair {
         }
     }
 
+    /// Submits queued reads within the limit; returns how many the queue pair took.
     pub(super) fn submit(&mut self) -> usize {
         self.admit();
         if self.pending.is_empty() { 0 } else { self.pair.submit(&mut self.pending) }
@@ -166,6 +169,7 @@ impl SourcePair {
         }
     }
 
+    /// Moves reads that the limit permits from `held` to `pending`.
     fn admit(&mut self) {
         let Some(limit) = &self.limit else { return };
         while let Some(io) = self.held.front()

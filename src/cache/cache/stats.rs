@@ -85,7 +85,7 @@ type TierCounters = TierCounts<AtomicU64, AtomicU64>;
 /// the atomic form.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TierCounts<T, S> {
-    /// The tier's name as the user wrote it.
+    /// The tier's specification, with its quota in bytes.
     pub name: String,
     /// Quota in bytes, without the index.
     pub capacity_bytes: T,
@@ -179,7 +179,7 @@ impl Counters {
         add(&self.origin.read_s, took.as_nanos() as u64);
     }
 
-    /// The mean duration of a read of the origin.
+    /// The mean duration of a read of the origin; 0 before the first.
     pub(super) fn mean_origin_read(&self) -> Duration {
         let OriginCounts { reads, read_s, .. } = &self.origin;
         Duration::from_nanos(load(read_s).checked_div(load(reads)).unwrap_or(0))

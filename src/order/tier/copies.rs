@@ -1,13 +1,13 @@
-//! Copies of pages and their locations: four words per unit, changed atomically.
+//! Copies of pages and their locations: four words per unit, each changed atomically.
 //!
-//! A unit has one location, with room in address space for its pages. The state of each page goes from *absent* to
-//! *under way* (a reader reads it from the origin) to *there* (it has a copy). Independently, a page may be *reserved*:
-//! the quota counts reserved pages.
+//! A unit has one location, with room in address space for its pages. A page is *absent*, *under way* (claimed: its
+//! copy is being fetched, written or verified) or *there* (it has a copy). Independently, a page may be *reserved*: the
+//! quota counts reserved pages.
 //!
-//! A reader claims a page before it reads the page from the origin. If several readers want the page at the same
-//! time, one claims it and the others wait until it is there. The claimant, or the copier that has its data,
-//! publishes or releases the page. If a claimant dies, its claims remain: the waiting readers reach a timeout and
-//! read the page themselves, which ends the claim.
+//! A reader or the copier claims a page before it reads the page from the origin. If several readers want the page at
+//! the same time, one claims it and the others wait until it is there. The claimant, or the copier that has its data,
+//! publishes or releases the page. If a claimant dies, its claims remain until a reader that waits, or the copier,
+//! reaches a timeout and releases them.
 
 use std::ops::Range;
 
@@ -22,14 +22,14 @@ pub struct CopyLocation {
     pub tier: u8,
     /// The unit's first page with room; all later pages have room, too.
     pub first: u8,
-    /// The tier's page for the unit's page `first`.
+    /// The tier's page for the unit's page `first`: pages from the tier's first copy, or from [`OWN_FILES_PAGE`] on.
     pub page: u64,
 }
 
 impl CopyLocation {
     /// The location of the copies of a unit of a long sample, in a tier that keeps such samples as separate files.
-    /// The unit begins at `page` of its namespace, and its copies have the same address, so that units never take
-    /// each other's place.
+    /// `page` is the unit's first page on its namespace. The copies begin at [`OWN_FILES_PAGE`] plus `page`, so units
+    /// never take each other's place.
     pub fn in_own_file(tier: u8, page: u64) -> CopyLocation {
         CopyLocation { tier, first: 0, page: OWN_FILES_PAGE + page }
     }
@@ -69,26 +69,27 @@ pub struct CopyTable {
 /// The memory of a table's words: private to a process, or shared by processes.
 type Words = dyn AsRef<[AtomicU64]> + Send + Sync;
 
-/// The unused part of a tier, as its owner last set it.
+/// The largest unused room of any tier. The two numbers may come from different tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
     /// Pages that are left in the quota.
     pub pages: u64,
-    /// The most pages of a unit that have a contiguous place.
+    /// The longest free range of address space in pages; 0 if no unit gets a place any more.
     pub contiguous: u64,
 }
 
 impl CopyTable {
     /// A table of `len` units without copies.
     pub fn new(len: u32) -> CopyTable {
-        let words: Vec<AtomicU64> = (0..CopyTable::num_words(len)).map(|_| zero()).collect();
+        let words: Vec<AtomicU64> =
+            (0..CopyTable::num_words(len)).map(|_| AtomicU64::new(0)).collect();
         CopyTable { words: Box::new(words) }
     }
 
-    /// The table in `words`, which are initially zero.
+    /// The table in `words`, which its creator has set to zero: see [`CopyTable::num_words`] for their number.
     ///
     /// # Panics
-    /// If there are fewer words than any table has: see [`CopyTable::num_words`].
+    /// If there are fewer words than a table of no units has.
     pub fn over(words: Box<Words>) -> CopyTable {
         assert!((*words).as_ref().len() >= HEADER_WORDS, "no table is shorter");
         CopyTable { words }
@@ -105,7 +106,7 @@ impl CopyTable {
         self.header(EVICTIONS).load(Ordering::Acquire)
     }
 
-    /// The largest free room of any tier, as set by the owner of the tiers.
+    /// The largest unused room of any tier, as the owner of the tiers last set it.
     pub fn room(&self) -> Room {
         Room {
             pages: self.header(ROOM).load(Ordering::Acquire),
@@ -120,7 +121,7 @@ impl CopyTable {
     }
 
     /// Announces that a reader waits for pages of the unit that are under way. The reader repeats this while it
-    /// waits: if many units are awaited, only the last ones are remembered.
+    /// waits: of the units with the same remainder modulo `NUM_AWAITED`, only the last is remembered.
     pub fn await_unit(&self, unit: u32) {
         let word = AWAITED + unit as usize % NUM_AWAITED;
         self.header(word).store(u64::from(unit) + 1, Ordering::Release);
@@ -133,7 +134,8 @@ impl CopyTable {
         taken.filter_map(|unit| unit.checked_sub(1).map(|unit| unit as u32)) // lossless: it was a u32
     }
 
-    /// Claims copies of an earlier run until [`CopyTable::end_check`]: they are not read before they are checked.
+    /// Marks a unit with copies of an earlier run as unchecked until [`CopyTable::end_check`], and claims these
+    /// pages: they are not read before they are checked.
     pub fn begin_check(&self, unit: u32, pages: PageSet) {
         self.word(unit, LOCATION).fetch_or(UNCHECKED, Ordering::AcqRel);
         self.claim(unit, pages);
@@ -175,9 +177,9 @@ impl CopyTable {
         PageSet(self.word(unit, THERE).load(Ordering::Acquire))
     }
 
-    /// The pages that are under way: a reader reads them from the origin.
+    /// The pages that are under way.
     ///
-    /// A page is absent if it is not under way and then, loaded afterwards, not there.
+    /// To find that a page is absent, load this set first and [`CopyTable::there`] second: the page is in neither.
     pub fn under_way(&self, unit: u32) -> PageSet {
         PageSet(self.word(unit, UNDER_WAY).load(Ordering::Acquire))
     }
@@ -221,7 +223,7 @@ impl CopyTable {
         won.without(published)
     }
 
-    /// Ends claims without a copy. Waiting readers then read the pages themselves.
+    /// Ends the claims of `pages`. Readers that wait for one without a copy then read it themselves.
     pub fn release(&self, unit: u32, pages: PageSet) {
         self.word(unit, UNDER_WAY).fetch_and(!pages.0, Ordering::AcqRel);
     }
@@ -272,10 +274,6 @@ impl std::fmt::Debug for CopyTable {
     }
 }
 
-fn zero() -> AtomicU64 {
-    AtomicU64::new(0)
-}
-
 /// The `LOCATION` word of a unit.
 ///
 /// | bits   | meaning                     |
@@ -317,7 +315,7 @@ const UNIT_WORDS: usize = 4;
 const LOCATION: usize = 0;
 /// Index of the set of reserved pages.
 const RESERVED: usize = 1;
-/// Index of the set of pages that are being read from the origin.
+/// Index of the set of pages that are under way.
 const UNDER_WAY: usize = 2;
 /// Index of the set of pages that have copies.
 const THERE: usize = 3;

@@ -1,8 +1,8 @@
 //! Eviction between runs: selects the copies of an earlier run that make room for a new plan's copies.
 //!
 //! An existing copy is worth as much as a planned copy and costs nothing, so it is evicted only for a copy that the
-//! coming run reads more often. A single node reads all samples equally often, and so evicts nothing; a rank with a
-//! new shard keeps the copies that it still reads.
+//! coming run reads more often. A node that reads all samples equally often evicts nothing; a rank with a new share of
+//! the samples keeps the copies that it still reads.
 
 use std::cmp::Reverse;
 
@@ -11,7 +11,8 @@ use std::cmp::Reverse;
 pub struct Candidate {
     /// The portion that is copied.
     pub portion: u32,
-    /// The number of pages, over all units that are kept together.
+    /// The pages that evicting an existing copy frees, or that a planned copy still needs, over all units that are kept
+    /// together.
     pub pages: u64,
     /// The number of times that the run reads the portion.
     pub reads: u16,

@@ -67,20 +67,20 @@ impl Holding {
         self
     }
 
-    /// The number of pages of the chunk of `unit`, if the chunk has not begun.
+    /// The number of pages of the chunk of `unit`; `None` if the chunk has begun, or `unit` is in no chunk.
     pub(super) fn unbegun(&self, unit: u32) -> Option<u64> {
         let chunk = &self.chunks[self.find(unit)?];
         (!chunk.has_begun).then_some(chunk.pages)
     }
 
-    /// Marks the chunk of `unit` as begun, and returns its units.
+    /// Marks the chunk of `unit` as begun, and returns its units; `None` if `unit` is in no chunk.
     pub(super) fn begin(&mut self, unit: u32) -> Option<Range<u32>> {
         let at = self.find(unit)?;
         self.chunks[at].has_begun = true;
         Some(self.chunks[at].units.clone())
     }
 
-    /// The index of the chunk of `unit`.
+    /// The index of the chunk of `unit`; `None` if `unit` is in no chunk.
     fn find(&self, unit: u32) -> Option<usize> {
         let behind = self.chunks.partition_point(|chunk| chunk.units.start <= unit);
         let at = behind.checked_sub(1)?;

@@ -1,9 +1,9 @@
 //! The index of a tier on local storage, which records the tier's data set and copies across restarts.
 //!
-//! The index is at the start of the tier's file or device; the copies follow. Only a new header is flushed: copies are
-//! verified by their checksum before use. The checksum proves that copies are intact, but not which data set they
-//! belong to. So each entry is bound to the header by the header's checksum: a power loss may leave entries of another
-//! data set behind a new header, and such entries are ignored.
+//! The index is at the start of the tier's file or device; the copies follow. Only a new or changed header is flushed;
+//! entries and copies are not, since copies are verified by their checksum before use. The checksum proves that copies
+//! are intact, but not which data set they belong to. So each entry is bound to the header by the header's checksum: a
+//! power loss may leave entries of another data set behind a new header, and such entries are ignored.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -143,9 +143,9 @@ impl Index {
         HEADER_BYTES as u64 + u64::from(num_units).div_ceil(ENTRIES_OF_PAGE) * PAGE_BYTES
     }
 
-    /// Offset of the first copy, after the index: a multiple of the longest unit, unless the gap would be large
-    /// relative to the data. Samples whose length is a power of two then lie at multiples of their length, each in
-    /// one folio of the page cache. One folio is faster to read than several small ones.
+    /// Offset in bytes of the first copy, after the index: a multiple of the longest possible unit (64 pages), unless
+    /// the gap would be large relative to the data. Samples whose length is a power of two then lie at multiples of
+    /// their length, each in one folio of the page cache. One folio is faster to read than several small ones.
     pub fn data_offset(units: &Units) -> u64 {
         let is_small = units.num_pages() < MAX_UNIT_PAGES * UNITS_TO_ALIGN;
         let align_bytes = if is_small { PAGE_BYTES } else { MAX_UNIT_PAGES * PAGE_BYTES };
@@ -210,7 +210,7 @@ impl Index {
         at - at % PAGE_BYTES as usize
     }
 
-    /// The copies of a unit.
+    /// The copies that the index lists for a unit; `None` if it lists none, or the entry is damaged.
     pub fn get(&self, unit: u32) -> Option<Kept> {
         let at = offset_of(unit);
         let raw = RawEntry::read_from_bytes(&self.bytes[at..at + ENTRY_BYTES]).ok()?;
@@ -222,7 +222,8 @@ impl Index {
         is_intact.then_some(Kept { unit, first, page, pages, sum: raw.sum.get() })
     }
 
-    /// The bytes that the tier with this index may take; `None` if the index does not record them.
+    /// The bytes that the tier whose index begins with `bytes` may take, index included; `None` if `bytes` begin no
+    /// index, or its quota is missing or damaged.
     pub fn quota_of(bytes: &[u8]) -> Option<u64> {
         let raw = RawHeader::read_from_bytes(bytes.get(..HEADER_BYTES)?).ok()?;
         let is_intact = raw.quota_crc.get() == crc32c(&bytes[BOUND_BYTES..QUOTA_CRC_OFFSET]);
@@ -244,7 +245,7 @@ impl Index {
         bytes.starts_with(MAGIC)
     }
 
-    /// The header. A new index writes and flushes it first: it invalidates the entries that follow.
+    /// The header. The tier writes and flushes a new one first: it invalidates the entries that follow.
     pub fn header(&self) -> &[u8] {
         &self.bytes[..HEADER_BYTES]
     }

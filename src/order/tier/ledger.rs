@@ -1,7 +1,7 @@
 //! Admission: the [`Ledger`] decides which units get copies, and reserves room for the copies in the tiers.
 //!
-//! `holding.rs` has the chunks that the ledger leaves room for, and `page_allocator.rs` allocates the address space of
-//! a tier.
+//! It leaves room for the chunks of `holding.rs`, and finds places in the address space of a tier by
+//! `page_allocator.rs`.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -49,8 +49,8 @@ pub enum Stop {
 /// Reserves room in all tiers according to the policy. All numbers are in pages.
 ///
 /// A tier has a quota and an address space. The quota counts reserved pages; in the address space, each unit gets a
-/// place for all its pages. The space may be larger than the quota: units of which only a part is needed then use
-/// only that part of the quota.
+/// place for all its pages. The space may be larger than the quota: a unit of which only some pages are reserved then
+/// uses only these pages of the quota.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     /// Fastest first.
@@ -122,8 +122,9 @@ impl Ledger {
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new(), holding: None }
     }
 
-    /// The address space in which a tier of `quota` pages can use its whole quota for parts of `units`: a part
-    /// takes a place for its whole unit. Twice the data leaves room between places of unequal lengths.
+    /// The address space, in pages, in which a tier of `quota` pages can use its whole quota even if it keeps only
+    /// some pages of each unit: a unit takes a place for all its pages. Equals the quota if all data fit, or if units
+    /// are kept whole. Otherwise at most twice the data, which leaves room between places of unequal lengths.
     pub fn sparse_space(quota: u64, units: &Units) -> u64 {
         let num_pages = units.num_pages();
         if quota >= num_pages || !units.has_small_samples() {
@@ -156,8 +157,8 @@ impl Ledger {
         (usize::from(tier) < self.tiers.len()).then_some(tier)
     }
 
-    /// The pages among `all` of a unit that the policy keeps. Clairvoyant keeps the planned pages, and no pages of
-    /// other units; the other policies keep all.
+    /// The pages among `all` pages of a unit that may be kept. Clairvoyant keeps only the planned ones; the other
+    /// policies do not choose among the pages of a unit.
     pub fn kept(&self, unit: u32, all: PageSet) -> PageSet {
         let planned = self.planned.get(unit as usize).map(|(_, pages)| *pages);
         match self.policy {
@@ -174,9 +175,7 @@ impl Ledger {
 
     /// Returns whether other units have taken room that the held chunks need.
     pub fn is_overdrawn(&self) -> bool {
-        let Some((_, lacking)) = &self.holding else { return false };
-        let free = self.free();
-        lacking.pages > free.pages || lacking.space > free.space
+        self.holding.as_ref().is_some_and(|(_, lacking)| !self.has_room_beside(lacking, 0, 0))
     }
 
     /// Returns whether this node holds the chunk of `unit` for others.
@@ -184,7 +183,8 @@ impl Ledger {
         self.holding.as_ref().is_some_and(|(holding, _)| holding.is_held(unit))
     }
 
-    /// The units of the chunk of `unit`, if `unit` is the first of them to be kept and all of them may be kept.
+    /// Begins the chunk of `unit`, if first-touch has room for all its pages: returns its units, which are then to be
+    /// fetched. `None` if the chunk has begun already, lacks room, or the policy is another one.
     pub fn begin_chunk(&mut self, unit: u32) -> Option<Range<u32>> {
         let pages = self.holding.as_ref()?.0.unbegun(unit)?;
         let is_kept = self.policy == Policy::FirstTouch && self.is_spare(unit, pages, pages);
@@ -192,21 +192,18 @@ impl Ledger {
         is_kept.then(|| holding.begin(unit)).flatten()
     }
 
-    /// The free room of all tiers.
-    fn free(&self) -> Lacking {
-        let on = self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
-        on.fold(Lacking::default(), |sum, tier| Lacking {
-            pages: sum.pages + tier.free(),
-            space: sum.space + tier.space.num_free,
-        })
+    /// Returns whether all tiers together have the room that held chunks lack, and this much more.
+    fn has_room_beside(&self, lacking: &Lacking, space: u64, pages: u64) -> bool {
+        let on = || self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
+        lacking.space + space <= on().map(|tier| tier.space.num_free).sum::<u64>()
+            && lacking.pages + pages <= on().map(Tier::free).sum::<u64>()
     }
 
     /// Returns whether `unit` may have this much room: it is held, or the held chunks leave enough room.
     fn is_spare(&self, unit: u32, space: u64, pages: u64) -> bool {
-        let Some((holding, lacking)) = &self.holding else { return true };
-        let free = self.free();
-        holding.is_held(unit)
-            || lacking.space + space <= free.space && lacking.pages + pages <= free.pages
+        self.holding.as_ref().is_none_or(|(holding, lacking)| {
+            holding.is_held(unit) || self.has_room_beside(lacking, space, pages)
+        })
     }
 
     /// The room that the held chunks need, if `unit` belongs to one of them.
@@ -221,7 +218,7 @@ impl Ledger {
     }
 
     /// Reserves `pages` pages and this place in `tier`, for copies found after a restart; returns `false` if the
-    /// pages exceed the quota or the place is taken.
+    /// pages exceed the rest of the quota, or the place is taken or outside the address space.
     pub fn restore(&mut self, tier: u8, place: Range<u64>, pages: u64) -> bool {
         let tier = &mut self.tiers[usize::from(tier)];
         let is_free = pages <= tier.quota - tier.reserved
@@ -230,7 +227,7 @@ impl Ledger {
         is_free
     }
 
-    /// Frees the place of `unit` in address space; a separate file takes none.
+    /// Frees the place of `unit`. A separate file takes no address space, but a held chunk lacks its pages again.
     pub fn give_back(&mut self, unit: u32, tier: u8, place: Range<u64>) {
         if let Some(lacking) = self.lacking(unit) {
             lacking.space += place.end - place.start;
@@ -320,7 +317,8 @@ impl Ledger {
         self.tiers[usize::from(tier)].is_off
     }
 
-    /// The largest free room of any tier; no room if nothing more will be reserved.
+    /// The largest unused room of any tier that is on and used. Without a policy there is none; once `stop` has ended
+    /// the reserving of places, `contiguous` is 0.
     pub fn room(&self) -> Room {
         if self.policy == Policy::None {
             return Room::default();

@@ -12,19 +12,20 @@
 //! All processes of a node share the table. A read of a copy loads two words for each touched unit, and the number
 //! of evictions before and after.
 //!
-//! There are two policies that keep copies. Neither evicts or migrates during a run, since an epoch reads all samples
-//! in random order and an eviction would only trade one copy for another:
+//! There are two policies that keep copies. Neither replaces a copy by another during a run, since an epoch reads all
+//! samples in random order and an eviction would only trade one copy for another:
 //!
 //! - *first-touch* (Monarch): the first read of a page reserves room in the fastest tier that has some; the read
-//!   itself is served from the data's current place. If a sample of 64 KiB or more is read in part, it is kept
-//!   whole.
+//!   itself is served from the data's current place. If a sample of 64 KiB or more, or a file of a plain folder, is
+//!   read in part, it is kept whole.
 //! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects the copies of each tier, ranked by how often
 //!   this rank reads them. It selects whole samples of 64 KiB or more, and *portions* (`portions.rs`) of units that
 //!   smaller samples share; portions take 20 more bytes per unit. Copies of an earlier run are evicted for copies
 //!   that this run reads more often ([`copies_to_evict`]).
 //!
 //! In a job whose nodes serve their tiers to each other, a node reserves room for the chunks that it holds for all
-//! nodes ([`Holding`]); first-touch keeps other pages only in the remaining room.
+//! nodes ([`Holding`]). First-touch keeps other pages only in the remaining room; copies of other chunks that take
+//! more are evicted when the node learns its chunks.
 //!
 //! [`Index`] records a tier's copies on local storage across restarts.
 //!

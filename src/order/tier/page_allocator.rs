@@ -20,7 +20,7 @@ impl PageAllocator {
         PageAllocator { free: vec![all], largest: capacity, num_free: capacity }
     }
 
-    /// Allocates the first range that fits.
+    /// Allocates the first free range of `pages` pages; returns its first page, or `None` if no free range is as long.
     pub(super) fn take(&mut self, pages: u64) -> Option<u64> {
         let at = self.free.iter().position(|free| pages <= free.end - free.start)?;
         let page = self.free[at].start;

@@ -3,8 +3,9 @@
 //! Samples that share a unit are not read equally often, so a plan chooses among them. The samples that begin in
 //! one page form a portion, with all pages up to their end. The last page of a portion may also be the first page
 //! of the next portion. A sample of at most a page may begin in a page with other samples and end in the next page.
-//! That next page is not added to the portion if samples begin there. If portions are not known, or a unit has one
-//! sample, the portion is the whole unit, or the first of the units that are kept together.
+//! That next page is not added to the portion if samples begin there. A unit of one sample is one portion, and so is
+//! every unit of a data set without portions. Of units that are kept together, a plan names only the first one's
+//! portion.
 
 use super::PageSet;
 
@@ -20,8 +21,9 @@ pub(super) struct Portions {
 }
 
 impl Portions {
-    /// Portions of `len` units with these samples. Samples are sorted within each unit, and given by unit, pages in
-    /// it, and whether they are at most a page long. `None` if there are too many.
+    /// Portions of `len` units with these samples. Each sample is given by its unit, its pages in the unit, and whether
+    /// it is at most a page long; the samples of a unit are in ascending order. `None` if there are 2^32 portions or
+    /// more.
     pub(super) fn new(
         len: u32,
         samples: impl Iterator<Item = (u32, PageSet, bool)>,
@@ -69,8 +71,8 @@ impl Portions {
     /// The unit of a portion, and its pages in the unit.
     pub(super) fn get(&self, portion: u32) -> (u32, PageSet) {
         let unit = self.first.partition_point(|&first| first <= portion) - 1;
-        let begin_later = |starts: u64, _| starts & (starts - 1);
-        let starts = (self.first[unit]..portion).fold(self.starts[unit].0, begin_later);
+        let without_first = |starts: u64, _| starts & (starts - 1);
+        let starts = (self.first[unit]..portion).fold(self.starts[unit].0, without_first);
         let start = starts.trailing_zeros();
         let next = (starts & (starts - 1)).trailing_zeros();
         let behind = PageSet::range(start + 1..64).without(self.continued[unit]);

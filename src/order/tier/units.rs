@@ -17,7 +17,7 @@ pub struct Unit {
     first_together: u32,
     /// Number of pages.
     pages: u8,
-    /// True if all its pages belong to one sample: a reader of one page reads all of them.
+    /// True if it belongs to one sample, which has units of its own and is kept whole.
     pub is_one_sample: bool,
     /// True if its first sample begins in the last page of the previous unit.
     begins_before: bool,
@@ -70,13 +70,14 @@ pub struct Units {
     first: Vec<u32>,
     /// For each namespace, the sections that speed up the search for a page's unit.
     sections: Vec<Sections>,
-    /// The long samples of a plain folder, sorted.
+    /// The long samples of a plain folder, by ascending unit.
     long: Vec<LongSample>,
     /// The portions that plans choose from; `None` if no plans are made.
     portions: Option<Portions>,
 }
 
-/// A sample that a tier in a folder keeps as a separate file: a file of a plain folder longer than 16 MiB.
+/// A sample that a tier in a folder keeps as a separate file: a file of a plain folder longer than 16 MiB that shares
+/// no page with another sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LongSample {
     /// The first of its units.
@@ -87,7 +88,7 @@ pub struct LongSample {
     pub len_bytes: u64,
 }
 
-/// A namespace divided into sections of equal length, at most as many as it has units. A random read then finds its
+/// A namespace divided into sections of equal length, about as many as it has units. A random read then finds its
 /// unit without a binary search over all units, in which each step would be a cache miss.
 #[derive(Debug, Clone, Default)]
 struct Sections {
@@ -111,7 +112,8 @@ impl Sections {
         Sections { first: first.collect(), shift }
     }
 
-    /// The units among which to search the first one that ends after `page`. If none of them does, it is the next unit.
+    /// The units among which to search the first one that ends after `page`. If none of them does, the unit after them
+    /// is the first; `all` are the units of the namespace.
     fn around(&self, page: u64, all: &Range<u32>) -> Range<u32> {
         let section = usize::try_from(page >> self.shift).unwrap_or(usize::MAX);
         let at = |section: usize| self.first.get(section).copied().unwrap_or(all.end);
@@ -190,7 +192,8 @@ impl Units {
         self.long.get(at)
     }
 
-    /// Units of one namespace for samples with these first pages and lengths, for tests and benches.
+    /// Units of one namespace for samples with these first pages and lengths in pages, each with units of its own. For
+    /// tests and benches.
     pub fn from_pages(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
         Units::of_runs(pages, true)
     }
@@ -209,8 +212,8 @@ impl Units {
         Units::from_runs(vec![runs]).with_long(&extents)
     }
 
-    /// Units of one namespace for ranges of small samples with these first pages and lengths, for tests
-    /// and benches.
+    /// Units of one namespace for ranges of small samples with these first pages and lengths in pages. For tests and
+    /// benches.
     pub fn of_small_samples(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
         Units::of_runs(pages, false)
     }
@@ -248,7 +251,7 @@ impl Units {
         self.units.is_empty()
     }
 
-    /// Returns whether samples share units: then a part of a unit may be kept.
+    /// Returns whether any unit is of small samples: then some pages of a unit may be kept without the others.
     pub(crate) fn has_small_samples(&self) -> bool {
         self.units.iter().any(|unit| !unit.is_one_sample)
     }
@@ -290,7 +293,7 @@ impl Units {
         first as u32..(first + len) as u32
     }
 
-    /// The units that are kept together with `unit`: all units of its sample.
+    /// The units that are kept together with `unit`: all units of its sample, or only itself if it is of small samples.
     pub fn together_with(&self, unit: u32) -> Range<u32> {
         let first = self.get(unit).first_together;
         let behind = &self.units[unit as usize..];
@@ -298,8 +301,8 @@ impl Units {
         first..unit + len
     }
 
-    /// Returns whether `pages` is only the last page of the unit and the next unit's first sample begins in it: a
-    /// reader of this page may want that sample.
+    /// Returns whether `pages` is only the last page of a unit of several pages, and the next unit's first sample
+    /// begins in it: a reader of this page may want that sample.
     pub fn is_border(&self, unit: u32, pages: PageSet) -> bool {
         let this = self.get(unit);
         let next = self.units.get(unit as usize + 1);
@@ -327,8 +330,7 @@ impl Units {
         self.portion_at(unit, 0)..self.portion_at(unit, MAX_UNIT_PAGES as u32 - 1) + 1
     }
 
-    /// The unit of a portion, and its pages in that unit: all pages of the first unit, if a large sample has
-    /// several units.
+    /// The unit of a portion, and its pages in that unit: all pages, if the unit is of one sample.
     ///
     /// # Panics
     /// If the portion is out of range.
@@ -348,8 +350,8 @@ impl Units {
         self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
     }
 
-    /// For each sample, by id, its portion: the one that begins in the sample's first page. `NO_UNIT` if the sample
-    /// is empty, or if overlapping chunks leave it without a unit.
+    /// For each sample, by id, the portion of its first page in its unit. `NO_UNIT` if the sample is deleted or empty,
+    /// or if overlapping chunks leave it without a unit.
     pub fn by_sample(&self, directory: &Directory) -> Vec<u32> {
         let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
         for chunk in 0..directory.num_chunks() {
@@ -363,26 +365,18 @@ impl Units {
         by_sample
     }
 
-    /// The unit of a sample, and the sample's pages in it.
+    /// The unit of a sample, and the sample's pages in it; `None` if it is empty or in no unit. A sample that begins in
+    /// the last page of one unit and continues in the next unit belongs to the next.
     fn place_of(&self, extent: &Extent) -> Option<(u32, PageSet)> {
         if extent.len_bytes == 0 {
             return None;
         }
-        let unit = self.of_sample(extent);
         let range = extent.offset_bytes..extent.offset_bytes + u64::from(extent.len_bytes);
-        (unit != Units::NO_UNIT).then(|| (unit, self.get(unit).pages_in(&range)))
-    }
-
-    /// The unit of a sample. A sample that begins in the last page of one unit and continues in the next unit belongs
-    /// to the next.
-    fn of_sample(&self, extent: &Extent) -> u32 {
-        let end = extent.offset_bytes + u64::from(extent.len_bytes);
-        let within = self.within(extent.namespace, &(extent.offset_bytes..end));
-        let mut units = within.clone();
-        match (units.next(), units.next()) {
-            (Some(_), Some(second)) if self.get(second).begins_before => second,
-            (first, _) => first.unwrap_or(Units::NO_UNIT),
-        }
+        let mut units = self.within(extent.namespace, &range);
+        let first = units.next()?;
+        let second = units.next().filter(|&second| self.get(second).begins_before);
+        let unit = second.unwrap_or(first);
+        Some((unit, self.get(unit).pages_in(&range)))
     }
 
     /// No unit.
@@ -403,7 +397,7 @@ impl Units {
 type Run = (Range<u64>, bool);
 
 /// Appends the runs of a chunk's samples to `runs`. With `alone`, each sample is a run, whatever its length; otherwise
-/// small samples share runs.
+/// adjacent small samples share runs.
 fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut Vec<Run>) {
     let mut small: Option<Range<u64>> = None;
     let end = |small: &mut Option<Range<u64>>, runs: &mut Vec<Run>| {
@@ -553,8 +547,11 @@ mod tests {
             len_bytes,
             ..Extent::default()
         };
-        let of_sample = |page, len| units.of_sample(&extent(page, len));
-        assert_eq!([of_sample(20, 5000), of_sample(20, 9), of_sample(60, 9)], [1, 0, u32::MAX]);
+        let of_sample = |page, len| units.place_of(&extent(page, len)).map(|(unit, _)| unit);
+        assert_eq!(
+            [of_sample(20, 5000), of_sample(20, 9), of_sample(60, 9)],
+            [Some(1), Some(0), None]
+        );
     }
 
     proptest! {

@@ -66,6 +66,7 @@ pub(super) struct Checks {
 }
 
 impl Checks {
+    /// Marks the copies of an earlier run as unchecked in the table, and lists them in the order of their places.
     pub(super) fn new(mut copies: Vec<(u8, Kept)>, table: &CopyTable) -> Checks {
         copies.sort_unstable_by_key(|(tier, kept)| (*tier, kept.page));
         copies.iter().for_each(|(_, kept)| table.begin_check(kept.unit, kept.pages));
@@ -81,7 +82,8 @@ impl Checks {
         self.place_of(unit).is_some_and(is_waiting) || self.reading.contains(&unit)
     }
 
-    /// Drops the copies of a unit whose check has not begun; returns whether there were any.
+    /// Cancels the check of a unit's copies if the check has not begun, and releases their claims; returns whether it
+    /// did.
     pub(super) fn forget(&mut self, unit: u32, table: &CopyTable) -> bool {
         let dropped = self.place_of(unit).and_then(|at| self.take(at));
         if let Some((_, kept)) = &dropped {
@@ -108,11 +110,13 @@ impl Checks {
         next.inspect(|(_, kept)| _ = self.reading.insert(kept.unit))
     }
 
+    /// The position in `copies` of a unit's copies, if they were to be checked.
     fn place_of(&self, unit: u32) -> Option<usize> {
         let found = self.by_unit.binary_search_by_key(&unit, |(unit, _)| *unit);
         found.ok().map(|found| self.by_unit[found].1 as usize)
     }
 
+    /// Takes the copies at a position; `None` if they were taken already.
     fn take(&mut self, at: usize) -> Option<(u8, Kept)> {
         let (tier, kept) = &mut self.copies[at];
         let taken = *kept;

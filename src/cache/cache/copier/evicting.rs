@@ -1,4 +1,5 @@
-//! Eviction of copies that a plan does not keep, or that take room from the chunks that this node holds for others.
+//! Removal of copies: eviction for a plan or for the chunks that this node holds for others, and the wait for lent
+//! copies before their room is used again.
 //!
 //! A tier in memory lends its copies, and a peer that reads them may take long to receive them. Nothing
 //! is written in their place until all buffers have come back. Until then a page whose copy was corrupt
@@ -30,8 +31,9 @@ impl Copier {
         }
     }
 
-    /// Evicts the copies of some pages of a unit; if they must be verified first, evicts them after that. As in
-    /// [`evict`](Self::evict), copies that the copier is using stay.
+    /// Evicts the copies of some pages of a unit; those of all its reserved pages as [`evict`](Self::evict) does. If
+    /// the check of the unit has begun, or other pages of the unit must still be checked, evicts after the check.
+    /// Otherwise copies that the copier is using stay.
     pub(super) fn evict_pages(&mut self, unit: u32, pages: PageSet, now: Instant) {
         let is_whole = self.shared.copies.reserved(unit).without(pages).is_empty();
         let is_moving = self.is_moving(unit);
@@ -87,17 +89,14 @@ impl Copier {
 
     /// Ends the lending of `pages`; returns whether all buffers of them have come back.
     fn thaw(&self, location: CopyLocation, pages: PageSet) -> bool {
-        let media = &self.shared.media[usize::from(location.tier)];
-        // Calls `thaw` for every range, without stopping at the first that is lent: this ends all
-        // lending.
-        location.ranges(pages).filter(|range| !media.thaw(range)).count() == 0
+        self.shared.media[usize::from(location.tier)].thaw_all(location.ranges(pages))
     }
 }
 
 /// Pages and room that wait for lent buffers to come back; nearly always none.
 #[derive(Default)]
 pub(super) struct Lent {
-    /// Pages of units that will be written again.
+    /// Pages of units that keep their place: they may be written again.
     pub(super) pages: HashMap<u32, PageSet>,
     /// Room of units that have no more copies.
     pub(super) room: Vec<Vacated>,
@@ -120,7 +119,7 @@ pub(super) struct Vacated {
 }
 
 impl TierShared {
-    /// Removes all copies of a unit; returns its room, which the caller must free.
+    /// Removes all copies of a unit; returns its room, which the caller must free. `None`: it had no place.
     fn vacate(&self, unit: u32) -> Option<Vacated> {
         let _ledger = self.ledger.lock();
         let location = self.copies.location(unit)?;
@@ -138,7 +137,7 @@ impl TierShared {
         let Some(location) = self.copies.location(unit) else { return };
         let media = &self.media[usize::from(location.tier)];
         let withdrawn = self.copies.unpublish(unit, pages);
-        if location.ranges(withdrawn).filter(|range| !media.thaw(range)).count() > 0 {
+        if !media.thaw_all(location.ranges(withdrawn)) {
             location.ranges(withdrawn).for_each(|range| media.freeze(&range));
             return self.copies.publish(unit, withdrawn);
         }

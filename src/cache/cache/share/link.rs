@@ -1,7 +1,8 @@
-//! Attached process's side of a connection: sends pages to keep to the owner, and detects the owner's end.
+//! Connection of an attached process to the owner: [`Link`] sends pages to keep, and detects the owner's end.
 //!
-//! The process sends [`Frame`]s. On the socket a frame has four parts: the length of its JSON and the length of its
-//! pages, as little-endian 64-bit numbers; the JSON; the bytes of the pages of a [`Frame::Piece`].
+//! The process sends [`Frame`]s, which the owner reads by [`parse`]. On the socket a frame has four fields: the length
+//! of its JSON and the length of its pages in bytes, as little-endian 64-bit numbers; the JSON; the bytes of the pages
+//! of a [`Frame::Piece`].
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -70,7 +71,7 @@ impl Link {
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
             threads::start(WATCHER, &Fate::default(), waiting, |(connection, messages)| {
                 // The owner sends nothing after its first message, and `read_exact` retries after a signal:
-                // it returns only when the owner has ended.
+                // it returns only when the connection has ended.
                 let _ = (&mut &connection.stream).read_exact(&mut [0]);
                 connection.is_alive.store(false, Ordering::Release);
                 let _ = messages.send(None); // wakes the sender
@@ -94,7 +95,7 @@ impl Link {
         let _ = self.messages.send(Some(message)); // fails only when the connection has ended
     }
 
-    /// Returns whether no message is queued.
+    /// Returns whether no message is queued, or the connection has ended.
     pub(in crate::cache) fn is_idle(&self) -> bool {
         self.messages.is_empty() || !self.is_alive()
     }
@@ -183,7 +184,7 @@ pub(in crate::cache) enum Frame<B> {
 pub(super) struct Malformed;
 
 impl<B: Deref<Target = [u8]>> Frame<B> {
-    /// The message without the bytes of pages, which follow it.
+    /// The lengths and the JSON; the bytes of pages follow them.
     pub(super) fn head(&self) -> Vec<u8> {
         let text = serde_json::to_vec(self).expect("numbers always become JSON");
         let lens = [text.len(), self.data().len()].map(|len| (len as u64).to_le_bytes());

@@ -4,7 +4,7 @@
 //! processes map. It listens on a Unix socket. A process that attaches gets the table, the memory, and the
 //! paths and addresses of the other tiers. From then on it reads copies itself, as fast as the owner and
 //! without a message. It sends the owner the pages that it reads from its own origin, and the owner's copier
-//! assembles and writes all copies. So each page is kept once and read from the origin once. A forked child
+//! assembles and writes all copies. So each page is kept once, and normally read from the origin once. A forked child
 //! of the owner or of an attached process attaches in the same way.
 //!
 //! The alternative was to read copies through the owner's target. Each read would then need the owner's CPU
@@ -144,7 +144,7 @@ pub(in crate::cache) struct Hello {
 /// A tier as the owner has opened it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::cache) struct SharedTier {
-    /// Its name as the owner's user wrote it.
+    /// Its specification in normal form, as in `Media::name`.
     pub name: String,
     pub place: TierPlace,
     /// Offset of the first copy, in bytes.

@@ -51,10 +51,10 @@ impl Listener {
     /// Listens on the socket `name`.
     ///
     /// # Errors
-    /// `AddrInUse`: another process listens on the name. Errors of [`path_to_bind`] and of the operating
-    /// system.
+    /// `AddrInUse`: another process listens on the name. `PermissionDenied`: another user has taken the name of the
+    /// folder of sockets, or can access this folder. Errors of the operating system.
     pub fn on(name: &str) -> std::io::Result<Listener> {
-        let path = path_to_bind(name)?;
+        let path = folder(runtime().as_deref(), &std::env::temp_dir())?.join(name);
         // Locked, since only one process at a time may replace a socket on which nobody listens.
         let folder = path.parent().unwrap_or(Path::new("."));
         let _lock = FolderLock::new(folder).map_err(IoError::other)?;
@@ -154,15 +154,6 @@ pub fn is_same_user(stream: &UnixStream) -> bool {
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
-/// The path of the socket `name` for this process to create. Creates the folder if it is missing.
-///
-/// # Errors
-/// `PermissionDenied`: another user has taken the folder's name, or can access the folder. Errors of the
-/// operating system.
-fn path_to_bind(name: &str) -> io::Result<PathBuf> {
-    Ok(folder(runtime().as_deref(), &std::env::temp_dir())?.join(name))
-}
-
 /// The paths at which another process of this user, with another environment, may have created the socket.
 fn paths_to_try(name: &str) -> Vec<PathBuf> {
     let logged_in = Path::new("/run/user").join(user().to_string());
@@ -178,7 +169,8 @@ fn paths_to_try(name: &str) -> Vec<PathBuf> {
 /// that, otherwise a folder below `temporary`. Creates it if it is missing.
 ///
 /// # Errors
-/// As [`path_to_bind`].
+/// `PermissionDenied`: another user has taken the folder's name, or can access the folder. Errors of the operating
+/// system.
 fn folder(runtime: Option<&Path>, temporary: &Path) -> io::Result<PathBuf> {
     let path = match runtime.filter(|path| is_private(path)) {
         Some(runtime) => runtime.join("dlfs"),
@@ -198,7 +190,7 @@ fn folder(runtime: Option<&Path>, temporary: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The folder that the system created for the user's sockets.
+/// The folder that the system created for the user's sockets; `None` if `XDG_RUNTIME_DIR` is not set.
 fn runtime() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
 }
