@@ -1,4 +1,5 @@
-//! Maps from the ranges of a namespace to the nodes that serve them: chunk by chunk, or by the plan of a run.
+//! Maps from the ranges of a namespace to its chunks, and to the nodes that serve them: chunk by chunk, or by the plan
+//! of a run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub(crate) struct Chunk {
 }
 
 impl ChunkPlaces {
+    /// The chunks of `directory`, without empty ones.
     pub(crate) fn new(directory: &Directory) -> ChunkPlaces {
         let mut namespaces = vec![Vec::new(); directory.layout().num_namespaces.into()];
         for number in 0..directory.num_chunks() {
@@ -47,7 +49,7 @@ impl ChunkPlaces {
         &chunks[first..first + count]
     }
 
-    /// The end of the last chunk of each namespace, in bytes.
+    /// The end of the last chunk of each namespace, in bytes; 0 if there is none.
     pub(crate) fn ends(&self) -> Vec<u64> {
         let last = |chunks: &Vec<Chunk>| chunks.last().map_or(0, |chunk| chunk.bytes.end);
         self.namespaces.iter().map(last).collect()
@@ -67,7 +69,7 @@ impl ChunkMap {
         ChunkMap { places: ChunkPlaces::new(directory), holders }
     }
 
-    /// Splits `range` of a namespace by chunk, in order.
+    /// Splits `range` of a namespace by chunk, and appends the spans in order.
     pub(super) fn split(&self, namespace: u16, range: Range<u64>, spans: &mut Vec<Span>) {
         let mut at = range.start;
         for Chunk { bytes, number } in self.places.within(namespace, &range) {
@@ -84,7 +86,7 @@ impl ChunkMap {
     }
 }
 
-/// A part of a range, and its holder.
+/// A subrange of a read, in bytes of the namespace, and its holder.
 pub(super) type Span = (Range<u64>, SpanHolder);
 
 /// The holder of a span: the node that keeps its data for all nodes.
@@ -98,8 +100,8 @@ pub(super) enum SpanHolder {
     Planned(u16),
 }
 
-/// The node from which this node reads each portion (the part of a unit that a run plans as one; see
-/// [`dlfs_order::tier`]): 2 bytes per portion.
+/// The node from which this node reads each portion (pages that a run plans together: see [`dlfs_order::tier`]):
+/// 2 bytes per portion.
 #[derive(Debug)]
 pub struct PlanMap {
     units: Arc<Units>,
@@ -155,8 +157,8 @@ impl PlanMap {
     }
 }
 
-/// The plan of the latest run. Queue pairs compare its number with each read, and take the plan if the number
-/// has changed.
+/// The plan of the latest run. At each read, a queue pair compares the number of the plan that it has with the latest
+/// number, and takes the plan if the two differ.
 #[derive(Debug, Default)]
 pub(super) struct LatestPlan {
     number: AtomicU32,
@@ -164,6 +166,7 @@ pub(super) struct LatestPlan {
 }
 
 impl LatestPlan {
+    /// Replaces the plan.
     pub(super) fn set(&self, map: PlanMap) {
         *self.map.lock() = Some(Arc::new(map));
         self.number.fetch_add(1, Ordering::Release);

@@ -230,7 +230,8 @@ impl Peers {
         Peers::through(served, pass, connect)
     }
 
-    /// Connects a rank that knows the records of all ranks to its peers; serves nothing.
+    /// The peers of a rank that knows the records of all ranks. Connections are made at the first reads; serves
+    /// nothing.
     fn through(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
         let (image, generation) = identity_of(served.directory);
         let round = Round::new(pass.records.clone(), pass.rank)?;
@@ -396,7 +397,8 @@ fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {
     Ok(hosts)
 }
 
-/// The address at which `rank` reaches each node: the ranks of a node are assigned round-robin.
+/// The address at which `rank` reaches each node, and the rank that serves there: the n-th rank of a node connects to
+/// the n-th serving rank of each other node, modulo their number.
 fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     let own = round.node_of(rank);
     let local = round.nodes()[usize::from(own)].ranks.iter().position(|&other| other == rank);

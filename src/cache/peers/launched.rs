@@ -30,7 +30,7 @@ struct Variables {
     local_rank: &'static str,
     /// Variables whose values together name this start of the job.
     round: &'static [&'static str],
-    /// The launcher counts as absent without this variable.
+    /// The launcher counts as absent without this variable, as without those of rank and world size.
     needs: &'static str,
 }
 
@@ -76,10 +76,10 @@ const LAUNCHERS: &[Variables] = &[
 ];
 
 impl Launched {
-    /// Reads the variables through `get`; `None` if no launcher has set any.
+    /// Reads the variables through `get`; `None` if no launcher has set those of the rank and the world size.
     ///
     /// # Errors
-    /// A variable is not a number, or the rank is not below the world size.
+    /// A variable (or the port of the store) is not a number, or the rank is not below the world size.
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let is_there = |launcher: &&Variables| {
@@ -126,10 +126,10 @@ impl Launched {
         format!("{} {}", self.round, master.unwrap_or_default())
     }
 
-    /// Reads the environment of this process.
+    /// Reads the environment of this process; `None` if no launcher has set the rank and the world size.
     ///
     /// # Errors
-    /// A variable is not a number, or the rank is not below the world size.
+    /// A variable (or the port of the store) is not a number, or the rank is not below the world size.
     pub fn from_env() -> Result<Option<Launched>> {
         Launched::from_variables(|name| std::env::var(name).ok())
     }

@@ -132,7 +132,8 @@ impl Links {
         self.set_away(Some(SET_ASIDE), node, now, why);
     }
 
-    /// As [`Presence::set_away`]; also warns, and drops the node's namespaces.
+    /// As [`Presence::set_away`]; also warns if the node was there, and drops its namespaces unless a thread is
+    /// connecting to it.
     pub(super) fn set_away(&self, span: Option<Duration>, node: u16, now: Instant, why: &str) {
         let peer = &self.peers[usize::from(node)];
         if peer.presence().set_away(now, span) {
@@ -216,6 +217,10 @@ impl Links {
     }
 
     /// Connects to a peer, and checks that it serves the image and generation that this process reads.
+    ///
+    /// # Errors
+    /// `Disconnected`: the node serves nothing. `Refused`: it serves another number of namespaces. `Stale`: another
+    /// image or generation. Errors of connecting.
     pub(super) fn open(&self, node: u16) -> Result<Namespaces> {
         let peer = &self.peers[usize::from(node)];
         let Some((address, rank)) = &peer.address else {

@@ -211,8 +211,8 @@ impl JoinOptions {
         self.meeting(Launched::from_env()?.as_ref())
     }
 
-    /// The rendezvous at rank 0. `port` is taken by something else there, so it is the next port unless the user names
-    /// one.
+    /// The rendezvous at rank 0, on the port that the user names or else on the port after `port`, which another
+    /// service of rank 0 uses.
     fn rank_zero(&self, (host, port): &(String, u16)) -> Result<MeetingPoint> {
         let port = match self.rendezvous_port.or(port.checked_add(1)) {
             Some(port) if port > 0 => port,

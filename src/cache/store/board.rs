@@ -175,7 +175,7 @@ fn place_of(epoch: Epoch, taken: u64) -> u64 {
 /// Limit of readers of a rank.
 pub(super) const MAX_READERS: u32 = 1024;
 
-/// Bits for the number of samples taken: an image has at most 2^40.
+/// Bits for the number of samples taken: an image has at most 2^40 samples.
 const TAKEN_BITS: u32 = 40;
 
 /// The kinds of failures that a store has; the first also stands for all others.

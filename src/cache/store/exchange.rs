@@ -1,10 +1,10 @@
 //! Exchange of a store: fetches the share; then a thread exchanges samples during an epoch, and deletes the
 //! samples that have left.
 //!
-//! The work of an epoch has two parts. While the loader reads the epoch, the thread fetches the samples of
-//! the steps that are due. After the epoch, it fetches the remaining samples; then it asks each rank that
-//! gets a sample from here for its progress, until all samples that left can be deleted. Only then does the
-//! work of the next epoch begin.
+//! The work of an epoch has two phases. While the loader reads the epoch, the thread fetches the samples of
+//! the steps that are due. After the epoch, the thread fetches the remaining samples; then it asks each rank that
+//! gets a sample from this rank for that rank's progress, until all samples that left can be deleted. Only then does
+//! the work of the next epoch begin.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub(super) struct Exchange {
     held: IdSet,
     /// Number of forked children's requests when they were last answered.
     answered: u64,
-    /// Number of damage reports that have been repaired.
+    /// Number of damage reports when damaged samples were last fetched again.
     mended: u64,
     /// Set once the samples of an earlier run have been checked.
     is_checked: bool,
@@ -364,7 +364,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Deletes the samples that their new ranks have received, or could read from the data set if these are gone.
+    /// Deletes the samples that their new ranks have received. If a new rank is gone and the data set can be read,
+    /// deletes the samples of that rank, too: it could read them from the data set.
     fn delete_sent(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
         let ranks: Vec<u32> = work.leaving.keys().copied().collect();
         // The loader may be one epoch ahead; beyond that it needs samples that have not been exchanged.
@@ -624,7 +625,7 @@ impl Exchange {
         }
     }
 
-    /// The part of `bytes`, the pages of sample `id`, that contains no other sample of the store.
+    /// The pages among `bytes`, the pages of sample `id`, that contain no other sample of the store.
     fn own_pages(&self, id: SampleId, namespace: u16, bytes: Range<u64>) -> Range<u64> {
         let Some(Slot(slot)) = self.inputs.directory.slot_of(id) else { return bytes };
         let before = self.held_among((0..slot).rev(), namespace, &bytes);

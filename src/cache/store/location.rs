@@ -12,14 +12,14 @@ use dlfs_io::qpair::machine_uuid;
 /// name of its node in the round, so that the other ranks learn it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StoreLocation {
-    /// The node's name; without one, the host's name and a hash of the machine's id.
+    /// The name that the user gave the node; otherwise the host's name and a hash of the machine's id.
     node: String,
     /// A hash that identifies the folder on its node, never 0; 0: memory.
     folder: u64,
 }
 
 impl StoreLocation {
-    /// The place of the store `spec` on this machine, or on the part of the machine that is called `node`.
+    /// The location of the store `spec` on this machine, or on the node of this machine that is called `node`.
     pub(super) fn here(node: Option<&str>, spec: &TierSpec) -> StoreLocation {
         let folder = match &spec.kind {
             TierKind::File(folder) => id_of(folder),
@@ -42,7 +42,7 @@ impl StoreLocation {
         format!("rank {rank} on {} {:016x}", self.node, self.folder)
     }
 
-    /// Parses the name of a place; `None` if `name` is not a place's name.
+    /// Parses a name that [`StoreLocation::name`] has formatted; `None` if `name` is another one.
     pub(super) fn from_name(name: &str) -> Option<StoreLocation> {
         let (_, rest) = name.strip_prefix("rank ")?.split_once(" on ")?;
         let (node, folder) = rest.rsplit_once(' ')?;

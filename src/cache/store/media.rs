@@ -1,4 +1,4 @@
-//! Storage of a store: pages at the same offsets as on their namespaces, in a sparse file or in memory, with
+//! Storage of a store: the pages of all namespaces, one namespace after the other, in a sparse file or in memory, with
 //! a bitmap of the pages that are present.
 
 use std::ops::Range;
@@ -86,10 +86,10 @@ impl Media {
         Ok(Media { storage, firsts, present, quota_pages })
     }
 
-    /// Limits this rank to an equal part of the quota of `spec`, which `ranks` ranks share.
+    /// Limits this rank to its equal share of the quota of `spec`, which `ranks` ranks divide.
     ///
     /// # Errors
-    /// `InvalidArgument`: `most_pages` exceeds this part.
+    /// `InvalidArgument`: `most_pages` exceeds this share.
     pub(super) fn share_quota(&self, ranks: u64, most_pages: u64, spec: &TierSpec) -> Result<()> {
         self.quota_pages.store(part_of(spec, ranks, most_pages)?, Ordering::Release);
         Ok(())
@@ -204,10 +204,10 @@ impl Media {
     }
 }
 
-/// The quota in pages of each of the `ranks` ranks that share the quota of `spec` equally.
+/// The quota in pages of each of the `ranks` ranks that divide the quota of `spec` equally; 0 ranks count as 1.
 ///
 /// # Errors
-/// `InvalidArgument`: `most_pages` exceeds this part.
+/// `InvalidArgument`: `most_pages` exceeds this quota.
 fn part_of(spec: &TierSpec, ranks: u64, most_pages: u64) -> Result<u64> {
     let pages = spec.quota_bytes / PAGE_BYTES / ranks.max(1);
     if most_pages <= pages {
@@ -236,6 +236,7 @@ pub(super) fn file_name(directory: &Directory, rank: u32) -> String {
     format!("dlfs-share-{image}-g{generation}{view}-r{rank}.store")
 }
 
+/// The storage in the file `name` of `folder`, with `len_bytes` of address space, of which about `most_bytes` are used.
 fn in_file(
     folder: &Path,
     name: &str,

@@ -6,9 +6,10 @@
 //! gets for the next epoch, by ordinary reads, from the stores of the ranks that have them. A sample that
 //! leaves is deleted once its new rank has it and the epoch has ended.
 //!
-//! A store uses the addresses of the data set: a page (4,096 bytes) lies at the same offset as on its
-//! namespace, in a sparse file. So a peer reads a sample from the store as it would from the origin, and a
-//! deleted page is a hole. A page is either complete or absent, and only served while it is present.
+//! A store uses the addresses of the data set. The namespaces lie one after the other in a sparse file or in memory,
+//! and a page (4,096 bytes) has the same offset within its namespace as at the origin. So a peer reads a sample from
+//! the store as it would from the origin, and a deleted page is a hole. A page is either complete or absent, and only
+//! served while it is present.
 //!
 //! Invariants:
 //! - *Everything is verified.* A sample is stored only after its checksum has been verified, and every reader
@@ -18,8 +19,8 @@
 //!   of its first namespace, where an image has a superblock. Peers read that page like any other
 //!   (`Progress`), so reads are the only messages.
 //! - *Room is bounded.* The exchange of the next epoch begins when the samples of this epoch have left. So a
-//!   store takes about (1 + q) times its share, plus a page at each sample's end, and never more than its part
-//!   of the quota.
+//!   store takes about (1 + q) times its share (q: the fraction that an epoch exchanges), plus a page at each sample's
+//!   end, and never more than its share of the quota.
 //! - *The epoch's order does not change.* Received samples are read from the next epoch on; a read of a
 //!   sample that has not arrived waits for it.
 //!
@@ -329,6 +330,7 @@ impl Store {
         self.shared.counters.read(&self.shared.media)
     }
 
+    /// Starts the thread that exchanges samples.
     fn start(shared: Arc<StoreShared>, exchange: Arc<Mutex<Exchange>>) -> Result<Thread> {
         let fate = shared.fate.clone();
         threads::start(THREAD, &fate, (), move |()| {
@@ -360,6 +362,7 @@ impl Drop for Store {
 }
 
 impl StoreShared {
+    /// Wakes the thread, if this process has it.
     fn notify(&self) {
         if self.home.get().is_some() {
             let _ = self.call.try_send(()); // a message that is already there is enough

@@ -237,6 +237,7 @@ impl Exchange {
     }
 }
 
+/// The key of an epoch, in `local` as in `partial` order.
 fn epoch_key(seed: u64, epoch: u64) -> Key {
     Key::derive(seed, &[super::OrderKind::Local { world_size: 1 }.label(), epoch])
 }

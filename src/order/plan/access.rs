@@ -84,8 +84,9 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
         TrainingRun { consumed, ..self }
     }
 
-    /// The same run with global batches divided by `sharding`; each rank's part has `batch_size` samples. Local
-    /// shares need `locality`. Shares are strided without `locality`, or if an order has no chunks to align.
+    /// The same run with global batches divided by `sharding`; each rank takes `batch_size` samples of a batch (0
+    /// counts as 1). `locality` is for local shares. Shares are strided instead if they are to be local without
+    /// `locality`, or aligned in an order without chunks.
     #[must_use]
     pub fn shared(
         self,
@@ -142,7 +143,7 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
     }
 }
 
-/// The access strings of a run, with each sample replaced by its portion.
+/// The access strings of a run, with each sample replaced by its portion. Samples without a portion are left out.
 ///
 /// A portion is read as often as all its samples together, and first with the first of its samples.
 #[derive(Debug)]
@@ -189,8 +190,8 @@ impl Population for Directory {
     }
 
     fn span_of_chunk(&self, chunk: u32) -> u32 {
-        let cell = u64::from(self.layout().chunk_size_bytes);
-        u32::try_from(self.chunk(chunk).len_bytes.div_ceil(cell)).unwrap_or(u32::MAX)
+        let chunk_size = u64::from(self.layout().chunk_size_bytes);
+        u32::try_from(self.chunk(chunk).len_bytes.div_ceil(chunk_size)).unwrap_or(u32::MAX)
     }
 
     fn id_of_live(&self, rank: u64) -> SampleId {

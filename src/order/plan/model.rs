@@ -2,7 +2,7 @@
 //!
 //! In the papers' symbols: `compute` is c, `preprocess` is beta, `network` is b_c, `origin_link` is
 //! b_fs, `origin` is t(g), and a [`Stage`] is a storage class with r_j, w_j and p_j; stage 0 is the
-//! staging buffer. All rates are aggregates over the threads of a stage, as in the model.
+//! staging buffer. The rates of a stage are aggregates over its threads, as in the papers.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ impl Rate {
         ensure(self.0 > 0, || format!("the rate of {what} is 0"))
     }
 
-    /// Time for `len_bytes`, rounded up; `u64::MAX` at a rate of 0.
+    /// Time for `len_bytes` in nanoseconds, rounded up; `u64::MAX` at a rate of 0.
     pub fn time_ns(self, len_bytes: u64) -> u64 {
         match self.0 {
             0 => u64::MAX,
@@ -36,7 +36,7 @@ impl Rate {
         }
     }
 
-    /// The rate of each of `count` concurrent users.
+    /// The rate of each of `count` concurrent users; 0 counts as 1.
     #[must_use]
     pub const fn shared_by(self, count: u32) -> Rate {
         Rate(self.0 / if count == 0 { 1 } else { count as u64 })

@@ -1,9 +1,9 @@
 //! Chooses which samples a rank keeps in which tier, and at which address.
 //!
 //! A rank's samples are sorted by access frequency, highest first, then by first access. In this order they fill
-//! the first tier until a sample does not fit; that sample closes the tier and starts the next. Inside a tier,
-//! addresses follow the order of first access of all its samples. [`HolderMap`] then keeps the best copy of each sample
-//! among all ranks.
+//! the first tier until a sample does not fit; that sample closes the tier, and starts the next tier that is large
+//! enough for it. Inside a tier, addresses follow the order of first access of all its samples. [`HolderMap`] then
+//! keeps the best copy of each sample among all ranks.
 //!
 //! This planner handles single samples, for simulations. In `cache`, a run plans the units of a data set by the
 //! same rule.

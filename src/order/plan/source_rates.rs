@@ -37,8 +37,9 @@ impl SourceRates {
         self.stage(tier).map(Stage::read_of_thread)
     }
 
-    /// The rate of one thread that reads from the origin instead of from `tier`, while `processes` read from the
-    /// origin, each with as many threads as the tier has: min(b_fs, t(g) / g). `None` if it is unknown.
+    /// The rate of one client that reads from the origin instead of from `tier`, while `processes` (at least 1) read
+    /// from the origin: min(b_fs, t(g) / g). If clients are threads, each process has as many as the tier, or 1 if that
+    /// number is unknown. `None` if the rate is unknown.
     pub fn of_origin(&self, processes: u32, tier: u8) -> Option<Rate> {
         let threads = match self.client {
             OriginClient::Thread => self.threads(tier).unwrap_or(1),

@@ -325,7 +325,7 @@ pub(crate) fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<us
 
 /// The value of [`SingleCopies::places`] for a sample without a copy.
 const NO_HOLDER: u32 = u32::MAX;
-/// Block addresses in a plan are below 2^40: [`block_len_bytes`] keeps them below 2^36 where it can.
+/// The lowest bit of the tier in an entry of [`NodePlan::by_id`]: block addresses in a plan are below 2^36.
 const TIER_SHIFT: u32 = 40;
 /// The bits of the block address in an entry of [`NodePlan::by_id`].
 const LBA_MASK: u64 = (1 << TIER_SHIFT) - 1;

@@ -5,7 +5,8 @@
 //! `dlfs::plan`. Only the threads, the storage, the network and the clock are simulated.
 //!
 //! Read `environment.rs` (the inputs), `schedule.rs` (which node reads which sample), `policy.rs`, `copies.rs` (the
-//! copies that nodes hold) and `engine.rs` (the events), in that order.
+//! copies that nodes hold) and `engine.rs` (the events), in that order. `thesis.rs` has the scenarios and results of
+//! the thesis, and `search.rs` simulates many environments.
 
 mod by_hash;
 mod copies;

@@ -243,7 +243,7 @@ fn print_sweep_of_thesis(policy: Policy, json: bool) -> Result<(), Failure> {
     print_sweep(&points, Some(&PRINTED), json)
 }
 
-/// Prints a sweep, with the values published in the thesis.
+/// Prints a sweep, with the times `printed` in the thesis if it has them.
 fn print_sweep(
     points: &[search::Point],
     printed: Option<&[f64]>,

@@ -13,11 +13,13 @@ use crate::environment::{ConfigError, Scheme, Training};
 pub(crate) struct Schedule {
     samples: Samples,
     order: OrderSpec,
+    /// The number of epochs.
     pub(crate) epochs: u32,
     /// The start of each node's share in a step's range, and the end of the last share.
     starts: Vec<u64>,
     /// True if the nodes share the rest of an epoch equally; otherwise the first nodes take it.
     is_rest_shared: bool,
+    /// The number of positions of an epoch that are read.
     pub(crate) positions: u64,
 }
 
@@ -69,7 +71,7 @@ impl Schedule {
         self.samples.num_chunks()
     }
 
-    /// The number of samples of a chunk.
+    /// The number of samples of each chunk but the last.
     pub(crate) fn per_chunk(&self) -> u32 {
         self.samples.per_chunk as u32
     }
@@ -186,6 +188,7 @@ impl Population for Samples {
     }
 }
 
+/// The start of each node's share in a step's range, and the end of the last share.
 fn starts(scheme: Scheme, batch: u64, nodes: u64) -> Vec<u64> {
     let part = batch.div_ceil(nodes);
     let sum = |len: &dyn Fn(u64) -> u64| {

@@ -31,6 +31,7 @@ pub struct Blocks {
     side: Side,
 }
 
+/// This rank's access to the namespace.
 enum Side {
     /// Rank 0, which serves the namespace and uses its memory directly.
     Host { _target: Target, memory: Blocking },
@@ -133,7 +134,8 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// On rank 0, waits until all other ranks have reported that they have read all records.
+    /// On rank 0, waits until all other ranks have reported that they have read all records, or for
+    /// [`LONGEST_FAREWELL`]. On other ranks, returns at once.
     fn wait_for_readers(&mut self, deadline: Instant) -> Result<()> {
         let world_size = self.world_size;
         let deadline = deadline.min(Instant::now() + LONGEST_FAREWELL);

@@ -83,10 +83,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     };
     let mut bytes = Vec::new();
     let read = file.take(MAX_RECORD_BYTES as u64 + 1).read_to_end(&mut bytes);
-    match read {
-        Ok(_) => Ok(Some(bytes)),
-        Err(error) => Err(failed(error, path)),
-    }
+    read.map(|_| Some(bytes)).map_err(|error| failed(error, path))
 }
 
 fn failed(error: std::io::Error, path: &Path) -> Error {

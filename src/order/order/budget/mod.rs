@@ -85,7 +85,7 @@ pub struct Dealt {
     pub consumed: u64,
     /// True if the rank of this batch has no more batches in the epoch.
     pub ends_epoch: bool,
-    /// The place behind this round, if batches are of rows and more follow.
+    /// The place behind this round, if batches are of rows and more follow; always `None` from [`Deal::next`].
     pub place: Option<RowPlace>,
 }
 

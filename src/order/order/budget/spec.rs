@@ -228,7 +228,8 @@ impl Budget {
         u64::from(tokens) > self.least_tokens()
     }
 
-    /// The most tokens of a sample; the capacity of the shortest rows of all phases.
+    /// The most tokens that a sample may have: the budget of a batch, or the capacity of the shortest rows of all
+    /// phases.
     pub fn least_tokens(&self) -> u64 {
         let least = self.phases.iter().map(|phase| u64::from(phase.seq_len) + 1).min();
         least.map_or(self.tokens, |least| self.tokens.min(least))

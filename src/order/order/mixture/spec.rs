@@ -177,7 +177,7 @@ impl MixtureSpec {
         }
     }
 
-    /// The first difference from `old` that prevents it, in words.
+    /// The first difference from `old` that prevents a run from resuming, in words.
     fn difference(&self, old: &MixtureSpec, consumed: u64) -> Option<String> {
         let begun = |spec: &MixtureSpec| spec.phases.partition_point(|phase| phase.from < consumed);
         let had = old.sources.len();

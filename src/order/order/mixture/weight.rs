@@ -16,7 +16,7 @@ use dlfs_base::error::{Error, invalid};
 pub struct Weight {
     /// All digits, as a whole number.
     digits: u64,
-    /// Digits after the decimal point. The last digit is not 0.
+    /// The number of digits after the decimal point; if there are any, the last one is not 0.
     decimals: u32,
 }
 

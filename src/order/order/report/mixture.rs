@@ -30,7 +30,7 @@ pub struct SourceReport {
     pub samples: u64,
     /// Samples drawn from the source in the epoch.
     pub drawn: u64,
-    /// Samples that the mixture prescribes.
+    /// Samples of the source that the mixture prescribes for the epoch.
     pub expected: u64,
     /// Distinct samples among the drawn ones.
     pub distinct: u64,

@@ -70,9 +70,10 @@ pub struct ShuffleReport {
     pub chunks_per_batch: Option<Compared>,
     /// Runs of samples of one chunk.
     pub chunk_runs: Compared,
-    /// Statistics of classes, if samples have classes.
+    /// Statistics of classes, if every sample has a class.
     pub classes: Option<ClassReport>,
-    /// Statistics of each rank, if there are several and samples have classes.
+    /// Statistics of each rank, if there are several and every sample has a class. [`Observer::finish`] leaves this to
+    /// its caller.
     pub ranks: Option<RankReport>,
 }
 

@@ -73,7 +73,7 @@ impl RankObserver {
         self.in_batch = 0;
     }
 
-    /// The statistics; `None` for a single rank, or if a sample has no class.
+    /// The statistics; `None` for a single rank, without samples, or if a sample has no class.
     pub fn finish(self) -> Option<RankReport> {
         if self.world_size < 2 || self.samples == 0 || self.shares.samples() != self.samples {
             return None;
