@@ -27,8 +27,8 @@
 //!
 //! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
 //! rates whether a copy or the origin is faster (`sources.rs`; `probe.rs` measures rates). This module makes the plan
-//! of a run (`plan.rs`) and moves data. It evicts copies when a process sets a new plan (`replan.rs`), or when the
-//! chunks that this node holds for other nodes lack room (`admission.rs`).
+//! of a run (`plan.rs`) and moves data. It evicts copies when a process sets a new plan, or when the chunks that this
+//! node holds for other nodes lack room (`admission.rs`).
 //!
 //! Processes of a node share their tiers (`share/`): the first process owns them; the others read its
 //! copies and send it the pages that they read from the origin. A forked child does the same
@@ -52,7 +52,6 @@ mod pair;
 mod plan;
 mod probe;
 mod read_ahead;
-mod replan;
 mod share;
 mod sources;
 mod stats;

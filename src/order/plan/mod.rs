@@ -25,17 +25,14 @@
 //! 30 bytes for each of its samples. The holder map does this for every rank, one after the other, and keeps 8
 //! bytes per sample. Nothing grows with F * E.
 //!
-//! Read `access.rs`, then `planner.rs`. `chunk_holders.rs` can be read alone, as can `model.rs`, before
-//! `source_rates.rs`.
+//! Read `access.rs`, then `planner.rs`. `chunk_holders.rs` and `model.rs` can be read alone.
 
 mod access;
 mod chunk_holders;
 mod model;
 mod planner;
-mod source_rates;
 
 pub use access::{Accesses, ByPortion, TrainingRun};
 pub use chunk_holders::{ChunkHolders, Member};
-pub use model::{Curve, Model, Rate, Source, Stage};
+pub use model::{Curve, Model, OriginClient, Rate, Source, SourceRates, Stage};
 pub use planner::{Frequencies, Holder, HolderMap, PlannedCopy, Planner};
-pub use source_rates::{OriginClient, SourceRates};

@@ -1,13 +1,13 @@
 //! Admission: the [`Ledger`] decides which units get copies, and reserves room for the copies in the tiers.
 //!
-//! It leaves room for the chunks of `holding.rs`, and finds places in the address space of a tier by
-//! `page_allocator.rs`.
+//! Room is pages of a tier's quota, and a place in the tier's address space ([`PageAllocator`]). The ledger leaves room
+//! for the chunks that this node holds for all nodes of its job ([`Holding`]).
 
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::holding::{Holding, Lacking};
-use super::page_allocator::PageAllocator;
+use serde::{Deserialize, Serialize};
+
 use super::units::MAX_UNIT_PAGES;
 use super::{OWN_FILES_PAGE, PageSet, Room, Units};
 
@@ -332,6 +332,154 @@ impl Ledger {
     }
 }
 
+/// All chunks of a data set as ranges of units, each marked if this node holds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// Sorted by first unit.
+    chunks: Vec<Chunk>,
+}
+
+/// The units of one chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Chunk {
+    units: Range<u32>,
+    /// The number of pages of all its units.
+    pages: u64,
+    /// True if this node holds the chunk.
+    is_held: bool,
+    /// Set once the whole chunk is to be fetched, because one of its pages is kept and the others have room.
+    #[serde(skip)]
+    has_begun: bool,
+}
+
+/// The room that the held chunks still need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Lacking {
+    /// Pages that are not reserved yet.
+    pub pages: u64,
+    /// Pages of units that have no place yet.
+    pub space: u64,
+}
+
+impl Holding {
+    /// The chunks, each with its units, its number of pages, and whether this node holds it.
+    pub fn new(chunks: impl IntoIterator<Item = (Range<u32>, u64, bool)>) -> Holding {
+        let chunk = |(units, pages, is_held)| Chunk { units, pages, is_held, has_begun: false };
+        let mut chunks: Vec<Chunk> =
+            chunks.into_iter().map(chunk).filter(|chunk| !chunk.units.is_empty()).collect();
+        chunks.sort_unstable_by_key(|chunk| chunk.units.start);
+        Holding { chunks }
+    }
+
+    /// Returns whether this node holds the chunk of `unit`.
+    pub fn is_held(&self, unit: u32) -> bool {
+        self.find(unit).is_some_and(|at| self.chunks[at].is_held)
+    }
+
+    /// The units of the held chunks.
+    pub fn held_units(&self) -> impl Iterator<Item = u32> {
+        self.chunks.iter().filter(|chunk| chunk.is_held).flat_map(|chunk| chunk.units.clone())
+    }
+
+    /// The chunks, in the form that [`Holding::new`] takes.
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = (Range<u32>, u64, bool)> {
+        self.chunks.iter().map(|chunk| (chunk.units.clone(), chunk.pages, chunk.is_held))
+    }
+
+    /// The same chunks, held if they are held here or in `other`, which divides the same data set.
+    pub fn with(mut self, other: &Holding) -> Holding {
+        for (chunk, other) in self.chunks.iter_mut().zip(&other.chunks) {
+            chunk.is_held |= other.is_held && other.units == chunk.units;
+        }
+        self
+    }
+
+    /// The number of pages of the chunk of `unit`; `None` if the chunk has begun, or `unit` is in no chunk.
+    fn unbegun(&self, unit: u32) -> Option<u64> {
+        let chunk = &self.chunks[self.find(unit)?];
+        (!chunk.has_begun).then_some(chunk.pages)
+    }
+
+    /// Marks the chunk of `unit` as begun, and returns its units; `None` if `unit` is in no chunk.
+    fn begin(&mut self, unit: u32) -> Option<Range<u32>> {
+        let at = self.find(unit)?;
+        self.chunks[at].has_begun = true;
+        Some(self.chunks[at].units.clone())
+    }
+
+    /// The index of the chunk of `unit`; `None` if `unit` is in no chunk.
+    fn find(&self, unit: u32) -> Option<usize> {
+        let behind = self.chunks.partition_point(|chunk| chunk.units.start <= unit);
+        let at = behind.checked_sub(1)?;
+        self.chunks[at].units.contains(&unit).then_some(at)
+    }
+}
+
+/// Allocates ranges of pages.
+#[derive(Debug, Clone, Default)]
+struct PageAllocator {
+    /// Free ranges in ascending order, never adjacent.
+    free: Vec<Range<u64>>,
+    /// Length of the longest free range, cached because it is read more often than it changes.
+    largest: u64,
+    /// The number of free pages, cached for the same reason.
+    num_free: u64,
+}
+
+impl PageAllocator {
+    /// An allocator of the pages below `capacity`, all of which are free.
+    fn new(capacity: u64) -> PageAllocator {
+        let all = 0..capacity;
+        PageAllocator { free: vec![all], largest: capacity, num_free: capacity }
+    }
+
+    /// Allocates the first free range of `pages` pages; returns its first page, or `None` if no free range is as long.
+    fn take(&mut self, pages: u64) -> Option<u64> {
+        let at = self.free.iter().position(|free| pages <= free.end - free.start)?;
+        let page = self.free[at].start;
+        self.free[at].start += pages;
+        if self.free[at].is_empty() {
+            self.free.remove(at);
+        }
+        self.changed();
+        Some(page)
+    }
+
+    /// Allocates exactly these pages; returns `false` if some of them are not free.
+    fn take_at(&mut self, pages: Range<u64>) -> bool {
+        let has = |free: &Range<u64>| free.start <= pages.start && pages.end <= free.end;
+        let Some(at) = self.free.iter().position(has) else { return false };
+        let free = self.free[at].clone();
+        let around = [free.start..pages.start, pages.end..free.end];
+        self.free.splice(at..=at, around.into_iter().filter(|part| !part.is_empty()));
+        self.changed();
+        true
+    }
+
+    /// Frees allocated pages.
+    fn give_back(&mut self, pages: Range<u64>) {
+        let at = self.free.partition_point(|free| free.start < pages.start);
+        self.free.insert(at, pages);
+        let mut merge = |at: usize| {
+            if at + 1 < self.free.len() && self.free[at].end == self.free[at + 1].start {
+                self.free[at].end = self.free.remove(at + 1).end;
+            }
+        };
+        merge(at);
+        if at > 0 {
+            merge(at - 1);
+        }
+        self.changed();
+    }
+
+    /// Computes the cached numbers again.
+    fn changed(&mut self) {
+        let lens = self.free.iter().map(|free| free.end - free.start);
+        (self.largest, self.num_free) =
+            lens.fold((0, 0), |(largest, sum), len| (len.max(largest), sum + len));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -503,6 +651,64 @@ mod tests {
                 pages.dedup();
                 prop_assert_eq!(pages.len(), taken[tier].len());
                 prop_assert!(reserved[tier] <= *quota && ledger.used(tier as u8) == reserved[tier]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_unit_is_held_with_its_chunk_and_a_chunk_begins_once() {
+        let mut holding =
+            Holding::new([(5..9, 40, true), (0..3, 12, false), (3..3, 0, true), (9..10, 1, false)]);
+        let held: Vec<bool> = (0..11).map(|unit| holding.is_held(unit)).collect();
+        let expected: Vec<bool> = (0..11).map(|unit| (5..9).contains(&unit)).collect();
+        assert_eq!(held, expected);
+        assert_eq!(holding.held_units().collect::<Vec<_>>(), [5, 6, 7, 8]);
+        assert_eq!(
+            (holding.unbegun(8), holding.unbegun(2), holding.unbegun(4)),
+            (Some(40), Some(12), None)
+        );
+        assert_eq!((holding.begin(8), holding.begin(4)), (Some(5..9), None));
+        assert_eq!((holding.unbegun(5), holding.unbegun(0)), (None, Some(12)));
+    }
+
+    #[test]
+    fn freed_pages_are_allocated_again_as_one_range() {
+        let mut room = PageAllocator::new(10);
+        assert_eq!([3, 3, 4, 1].map(|pages| room.take(pages)), [Some(0), Some(3), Some(6), None]);
+        room.give_back(0..3);
+        room.give_back(6..10);
+        assert_eq!(room.largest, 4);
+        assert_eq!(room.num_free, 7);
+        room.give_back(3..6);
+        assert_eq!((room.num_free, room.take(10), room.num_free), (10, Some(0), 0));
+    }
+
+    #[test]
+    fn pages_taken_at_a_position_must_be_free() {
+        let mut room = PageAllocator::new(10);
+        assert!(room.take_at(4..6) && !room.take_at(5..7) && !room.take_at(9..11));
+        assert!(room.take_at(0..4) && room.take_at(9..10));
+        assert_eq!((room.largest, room.take(3), room.take(1)), (3, Some(6), None));
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_is_allocated_twice(steps in prop::collection::vec((1_u64..9, any::<bool>()), 0..80)) {
+            let mut room = PageAllocator::new(40);
+            let mut taken = Vec::<Range<u64>>::new();
+            for (pages, gives_back) in steps {
+                if gives_back && !taken.is_empty() {
+                    room.give_back(taken.swap_remove(pages as usize % taken.len()));
+                } else if let Some(page) = room.take(pages) {
+                    let new = page..page + pages;
+                    prop_assert!(new.end <= 40);
+                    let meets = |old: &Range<u64>| old.start < new.end && new.start < old.end;
+                    prop_assert!(!taken.iter().any(meets));
+                    taken.push(new);
+                }
+                let used: u64 = taken.iter().map(|range| range.end - range.start).sum();
+                let free: u64 = room.free.iter().map(|range| range.end - range.start).sum();
+                prop_assert_eq!(used + free, 40);
             }
         }
     }

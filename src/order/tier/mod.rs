@@ -19,7 +19,7 @@
 //!   itself is served from the data's current place. If a sample of 64 KiB or more, or a file of a plain folder, is
 //!   read in part, it is kept whole.
 //! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects the copies of each tier, ranked by how often
-//!   this rank reads them. It selects whole samples of 64 KiB or more, and *portions* (`portions.rs`) of units that
+//!   this rank reads them. It selects whole samples of 64 KiB or more, and *portions* of units that
 //!   smaller samples share; portions take 20 more bytes per unit. Copies of an earlier run are evicted for copies
 //!   that this run reads more often ([`copies_to_evict`]).
 //!
@@ -37,19 +37,15 @@
 
 mod copies;
 mod eviction;
-mod holding;
 mod index;
 mod ledger;
-mod page_allocator;
 mod page_set;
-mod portions;
 mod units;
 
 pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room};
 pub use eviction::{Candidate, copies_to_evict};
-pub use holding::{Holding, Lacking};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
-pub use ledger::{Ledger, Policy, Stop, Want};
+pub use ledger::{Holding, Lacking, Ledger, Policy, Stop, Want};
 pub use page_set::PageSet;
 pub use units::{LongSample, Unit, Units};
 

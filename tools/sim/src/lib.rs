@@ -13,7 +13,6 @@ mod copies;
 pub mod engine;
 pub mod environment;
 pub mod policy;
-mod probed;
 mod schedule;
 pub mod search;
 pub mod thesis;
