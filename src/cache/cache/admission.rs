@@ -132,23 +132,19 @@ impl TierShared {
     /// planned first sample begins; returns whether any page is new.
     fn reserve_together(&self, ledger: &mut Ledger, unit: u32) -> bool {
         let together = self.units.together_with(unit);
-        let len = |unit: u32| u64::from(self.units.get(unit).pages());
-        let kept = |ledger: &Ledger, unit: u32| u64::from(self.kept(ledger, unit).len());
         // One of the units may have been dropped while the others still have a place.
         let (placed, unplaced): (Vec<u32>, Vec<u32>) =
             together.clone().partition(|&unit| self.copies.location(unit).is_some());
-        let space = unplaced.iter().map(|&unit| len(unit)).sum();
-        let mut is_more = false;
-        if space > 0 {
-            let pages = unplaced.iter().map(|&unit| kept(ledger, unit)).sum();
-            let Some(place) = ledger.place(together.start, self.want(unit, space, pages)) else {
+        let mut is_more = !unplaced.is_empty();
+        if is_more {
+            let kept = |&unit: &u32| u64::from(self.kept(ledger, unit).len());
+            let pages = unplaced.iter().map(kept).sum();
+            if !self.place(ledger, together.start, &unplaced, pages) {
                 return false;
-            };
-            for &unit in &unplaced {
+            }
+            for unit in unplaced {
                 self.copies.reserve(unit, self.kept(ledger, unit));
             }
-            self.place_at(place, unplaced);
-            is_more = true;
         }
         for unit in placed {
             is_more |= self.reserve_pages(ledger, unit, self.kept(ledger, unit));
@@ -163,48 +159,31 @@ impl TierShared {
 
     /// Reserves `pages` of one unit; returns whether any of them is new.
     fn reserve_pages(&self, ledger: &mut Ledger, unit: u32, pages: PageSet) -> bool {
-        let bounds = self.units.get(unit);
         let more = pages.without(self.copies.reserved(unit));
-        match self.copies.location(unit) {
+        let (more, has_room) = match self.copies.location(unit) {
             Some(location) => {
-                let has_room = PageSet::range(location.first.into()..bounds.pages());
-                let more = more.and(has_room);
-                !more.is_empty() && ledger.reserve(unit, location.tier, more.len().into()) && {
-                    self.copies.reserve(unit, more);
-                    true
-                }
+                let place = PageSet::range(location.first.into()..self.units.get(unit).pages());
+                let more = more.and(place);
+                let len = u64::from(more.len());
+                (more, len > 0 && ledger.reserve(unit, location.tier, len))
             }
-            None => {
-                let want = self.want(unit, bounds.pages().into(), more.len().into());
-                ledger.place(unit, want).is_some_and(|place| {
-                    self.place_at(place, [unit]);
-                    self.copies.reserve(unit, more);
-                    true
-                })
-            }
+            None => (more, self.place(ledger, unit, &[unit], more.len().into())),
+        };
+        if has_room {
+            self.copies.reserve(unit, more);
         }
+        has_room
     }
 
-    /// Assigns places to `unit` and the units kept together with it, for all of their pages; reserves
-    /// no page.
-    fn place_together(&self, ledger: &mut Ledger, unit: u32) {
-        let together = self.units.together_with(unit);
-        let unplaced = together.clone().filter(|&unit| self.copies.location(unit).is_none());
-        let len = |unit: u32| u64::from(self.units.get(unit).pages());
-        let space = unplaced.clone().map(len).sum();
-        let Some(place) = ledger.place(together.start, self.want(unit, space, 0)) else { return };
-        self.place_at(place, unplaced.collect::<Vec<u32>>());
-    }
-
-    /// The request of `space` pages of address space for a unit, of which `pages` are reserved.
-    fn want(&self, unit: u32, space: u64, pages: u64) -> Want {
-        Want { space, pages, is_long: self.units.long_of(unit).is_some() }
-    }
-
-    /// Assigns to units the place that the ledger has found: one after the other from that page on, or in the separate
-    /// file of their long sample.
-    fn place_at(&self, (tier, mut page): (u8, u64), units: impl IntoIterator<Item = u32>) {
-        for unit in units {
+    /// Assigns places to `units`, which have none: one after the other, or in the separate file of their long sample.
+    /// Asks the ledger for `unit`, which is one of `units` or kept together with them. Each place is for all pages of
+    /// its unit, but all together take only `pages` of the quota; the caller records these in the copy table. Returns
+    /// `false` if the ledger finds no place.
+    fn place(&self, ledger: &mut Ledger, unit: u32, units: &[u32], pages: u64) -> bool {
+        let space = units.iter().map(|&unit| u64::from(self.units.get(unit).pages())).sum();
+        let want = Want { space, pages, is_long: self.units.long_of(unit).is_some() };
+        let Some((tier, mut page)) = ledger.place(unit, want) else { return false };
+        for &unit in units {
             let bounds = self.units.get(unit);
             let location = match page {
                 OWN_FILES_PAGE => CopyLocation::in_own_file(tier, bounds.page),
@@ -215,15 +194,19 @@ impl TierShared {
                 page += u64::from(bounds.pages());
             }
         }
+        true
     }
 
     /// Reserves the last page of a unit for the next unit's first sample, which begins in it and is kept in `tier`.
     /// Returns whether the page is new.
     fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
-        let first = self.units.together_with(unit).start;
+        let together = self.units.together_with(unit);
+        let first = together.start;
         if self.copies.location(unit).is_none() && ledger.planned(first).is_some() {
             // The plan keeps pages of this unit, too; a place for one page would be in the way then.
-            self.place_together(ledger, unit);
+            let unplaced: Vec<u32> =
+                together.filter(|&unit| self.copies.location(unit).is_none()).collect();
+            self.place(ledger, first, &unplaced, 0);
         }
         let last = self.units.get(unit).pages() - 1;
         let page = PageSet::range(last..last + 1);

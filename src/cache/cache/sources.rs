@@ -157,7 +157,12 @@ impl SourcePair {
 
     /// Submits queued reads within the limit; returns how many the queue pair took.
     pub(super) fn submit(&mut self) -> usize {
-        self.admit();
+        while let (Some(limit), Some(io)) = (&self.limit, self.held.front())
+            && limit.take(io.buf.len(), self.in_flight == 0)
+        {
+            self.in_flight += io.buf.len();
+            self.pending.extend(self.held.pop_front());
+        }
         if self.pending.is_empty() { 0 } else { self.pair.submit(&mut self.pending) }
     }
 
@@ -166,17 +171,6 @@ impl SourcePair {
         if let Some(limit) = &self.limit {
             self.in_flight -= len;
             limit.give_back(len);
-        }
-    }
-
-    /// Moves reads that the limit permits from `held` to `pending`.
-    fn admit(&mut self) {
-        let Some(limit) = &self.limit else { return };
-        while let Some(io) = self.held.front()
-            && limit.take(io.buf.len(), self.in_flight == 0)
-        {
-            self.in_flight += io.buf.len();
-            self.pending.extend(self.held.pop_front());
         }
     }
 

@@ -372,11 +372,7 @@ impl<'a, C: Copies> Engine<'a, C> {
             Source::Origin => {
                 self.outcome.origin_bytes += len;
                 let write_ns = self.job.model.write_ns(len);
-                let (hidden_ns, then_ns) = if self.rules.overlap >= WriteOverlap::Staging {
-                    (write_ns, 0)
-                } else {
-                    (0, write_ns)
-                };
+                let (hidden_ns, then_ns) = self.write_times(WriteOverlap::Staging, write_ns);
                 let network_ns = if is_relayed { self.job.model.network.time_ns(len) } else { 0 };
                 let times = (hidden_ns, then_ns.saturating_add(network_ns));
                 self.read_origin(node, t, index, len, times);
@@ -487,11 +483,9 @@ impl<'a, C: Copies> Engine<'a, C> {
         };
         let len = u64::from(self.job.sizes[sample as usize]);
         self.outcome.filled_bytes += len;
-        let write_ns = self.write_to_tier_ns(tier, len);
-        let times = match self.rules.overlap {
-            WriteOverlap::All => (write_ns, 0),
-            WriteOverlap::Staging | WriteOverlap::None => (0, write_ns),
-        };
+        let model = &self.job.model;
+        let rate = model.preprocess.min(model.tiers[tier].write_of_thread());
+        let times = self.write_times(WriteOverlap::All, rate.time_ns(len));
         self.read_origin(node, t, 0, len, times);
     }
 
@@ -511,10 +505,10 @@ impl<'a, C: Copies> Engine<'a, C> {
         }
     }
 
-    /// The time that one thread needs to decode a sample and write it to `tier`.
-    fn write_to_tier_ns(&self, tier: usize, len_bytes: u64) -> u64 {
-        let model = &self.job.model;
-        model.preprocess.min(model.tiers[tier].write_of_thread()).time_ns(len_bytes)
+    /// Splits the time of a write into the time that overlaps the fetch, and the time after the fetch; one of them is 0.
+    /// The write overlaps if [`Rules::overlap`] is at least `least`.
+    fn write_times(&self, least: WriteOverlap, write_ns: u64) -> (u64, u64) {
+        if self.rules.overlap >= least { (write_ns, 0) } else { (0, write_ns) }
     }
 
     fn fill_threads(&self) -> std::ops::Range<usize> {

@@ -186,11 +186,13 @@ impl Simulation {
             Policy::ShardLocal => self.shard_local(),
             Policy::FirstTouch => Ok(plain(job, FirstTouch::new(job), OVERLAPPED)),
             Policy::Grouped => self.grouped(),
-            Policy::DeepioOrdered => self.deepio_ordered(),
+            Policy::DeepioOrdered => self.preloaded(Rules { origin_on_demand: true, ..PIPELINED }),
             Policy::DeepioOpportunistic => self.deepio_opportunistic(),
             Policy::ParallelStaging => self.parallel_staging(),
             Policy::LbannDynamic => self.lbann_dynamic(),
-            Policy::LbannPreloading => self.lbann_preloading(),
+            Policy::LbannPreloading => {
+                self.check_fits_memories().and_then(|()| self.preloaded(PIPELINED))
+            }
             Policy::LocalityAware => self.locality_aware(),
         }
     }
@@ -268,10 +270,10 @@ impl Simulation {
         Ok(plain(&Job { schedule, ..self.job.clone() }, NoCopies, IN_CHUNKS))
     }
 
-    fn deepio_ordered(&self) -> Result<Outcome, PolicyError> {
+    /// The memories of all nodes are loaded before training; the order is unchanged.
+    fn preloaded(&self, rules: Rules) -> Result<Outcome, PolicyError> {
         let copies = SingleCopies::slices(&self.job, self.memory()?);
-        let rules = Rules { origin_on_demand: true, ..PIPELINED };
-        Ok(self.loaded(copies, rules, &|e| self.job.schedule.sequence(e)))
+        Ok(self.loaded(copies, rules, &|epoch| self.job.schedule.sequence(epoch)))
     }
 
     /// Every node draws from the contents of all memories, until the epoch is complete.
@@ -323,12 +325,6 @@ impl Simulation {
         self.check_fits_memories()?;
         let copies = SingleCopies::first_reader(self.job.sizes.len());
         Ok(plain(&self.job, copies, Rules { all_read: true, ..PIPELINED }))
-    }
-
-    fn lbann_preloading(&self) -> Result<Outcome, PolicyError> {
-        self.check_fits_memories()?;
-        let copies = SingleCopies::slices(&self.job, self.memory()?);
-        Ok(self.loaded(copies, PIPELINED, &|e| self.job.schedule.sequence(e)))
     }
 
     /// A slice that fits in memory is there; a larger slice fills the disk first. The published load times
