@@ -7,7 +7,7 @@
 //!
 //! If nodes serve their tiers to each other, first-touch keeps room for the chunks that the processes of this node hold
 //! for all nodes ([`Holdings`]). Once a page of any chunk is kept and there is room for the whole chunk, the copier
-//! fetches the rest of the chunk while no reader waits for the origin.
+//! fetches the rest of the chunk while no reader of its process waits for the origin.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

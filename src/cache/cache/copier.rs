@@ -3,10 +3,10 @@
 //!
 //! A page that a reader fetches is written when it arrives, and not read again. If a sample is kept
 //! whole, the copier fetches the pages that no reader asks for: in large reads, within the bandwidth
-//! limit and at low priority. It never fetches a page that has a copy or is in flight. Planned units,
-//! and the rest of chunks that nodes hold for each other, are fetched ahead of the readers only while
-//! no reader waits for the origin. If a tier has a number of threads, at most as many fetches into it are in
-//! flight, and writes of at most 1 MiB for each thread; one write may always be in flight.
+//! limit and at low priority. It never fetches a page that has a copy or that a reader has claimed. Planned units,
+//! and the rest of chunks that nodes hold for each other, are fetched ahead of the readers; the copier begins one only
+//! while no reader of its process waits for the origin. If a tier has a number of threads, at most as many fetches into
+//! it are in flight, and writes of at most 1 MiB for each thread; one write may always be in flight.
 
 mod checks;
 mod evicting;
@@ -308,7 +308,7 @@ impl Copier {
     }
 
     /// Handles contiguous pages of a unit that have arrived: queues the kept pages to be written, and releases the
-    /// others.
+    /// others, except for pages that are being written already. Keeps none if the data differ from the directory.
     fn add(&mut self, unit: u32, pages: PageSet, bytes: IoBuf, now: Instant) {
         let first = pages.0.trailing_zeros();
         let is_written = self.writing.get(&unit).copied().unwrap_or_default();
@@ -627,9 +627,9 @@ impl Copier {
     }
 
     /// Returns whether the copier may fetch the unit now: none of its own fetches of the unit is outstanding,
-    /// no page of the unit has arrived for [`GRACE`] (unless it is fetched ahead), and no reader waits for the
-    /// origin (unless [`LOW_PRIORITY`] has passed since the unit was requested). Releases claimed pages that have not
-    /// arrived in time: see [`CLAIMANT_DEAD`].
+    /// no page of the unit has arrived for [`GRACE`] (unless it is fetched ahead), and no reader of this process waits
+    /// for the origin (unless [`LOW_PRIORITY`] has passed since the unit was requested). Releases claimed pages that
+    /// have not arrived in time: see [`CLAIMANT_DEAD`].
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
         let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;

@@ -159,7 +159,7 @@ struct Opening {
     options: TierOptions,
     /// Counters that continue after takeovers.
     counters: Counters,
-    /// Number of outstanding reads of the origin that a reader waits for.
+    /// Number of outstanding reads of the origin that a reader of this process waits for.
     demand: AtomicUsize,
     /// The decisions that follow from the rates in `options`.
     sources: Arc<Sources>,

@@ -822,20 +822,14 @@ impl QueuePair for TieredPair {
 impl Drop for TieredPair {
     fn drop(&mut self) {
         let shared = &*self.shared;
-        if !shared.has_copier() {
-            return;
-        }
-        let release = |claims: &[Claim]| {
-            claims.iter().for_each(|&(unit, pages)| shared.release(unit, pages));
-        };
-        let pieces = self.pieces.outstanding();
-        for piece in pieces.filter(|piece| piece.info.source == PieceSource::Origin) {
+        let has_copier = shared.has_copier();
+        let pieces = self.pieces.outstanding().map(|piece| &piece.info);
+        let pieces = pieces.filter(|piece| piece.source == PieceSource::Origin);
+        let ahead = self.ahead.outstanding().map(|read| &read.claims);
+        for claims in pieces.map(|piece| &piece.claims).chain(ahead) {
             shared.demand.fetch_sub(1, Ordering::AcqRel);
-            release(&piece.info.claims);
-        }
-        for ahead in self.ahead.outstanding() {
-            shared.demand.fetch_sub(1, Ordering::AcqRel);
-            release(&ahead.claims);
+            let claims = claims.iter().filter(|_| has_copier);
+            claims.for_each(|&(unit, pages)| shared.release(unit, pages));
         }
     }
 }

@@ -125,10 +125,10 @@ struct PeerScope {
 struct PieceState {
     /// The holder of the piece's data.
     holder: SpanHolder,
-    /// Set if the peer that is asked has delivered wrong bytes for this piece before: it must fetch them
+    /// Set if the current source has delivered wrong bytes for this piece before: if it is a peer, it must fetch them
     /// again.
     is_anew: bool,
-    /// Set if the piece's bytes were wrong before, from any source. They are now verified here, since the
+    /// Set if the piece's bytes were wrong before, from any source. A peer's bytes are now verified here, since the
     /// reader does not ask a third time.
     is_checked: bool,
     /// Time at which the piece was passed to its current source.

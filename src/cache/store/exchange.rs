@@ -325,7 +325,7 @@ impl Exchange {
         lacking.why.get_or_insert((rank, why));
     }
 
-    /// Fetches `ids` from the data set; skips samples that cannot be read.
+    /// Fetches `ids` from the data set, until one cannot be read.
     fn fetch_from_origin(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.inputs.shared);
         self.read_origin(ids, &mut |exchange, run, buf| {
@@ -335,7 +335,8 @@ impl Exchange {
         })
     }
 
-    /// Reads `ids` from the data set, and passes them to `take`; skips samples that cannot be read.
+    /// Reads `ids` from the data set, and passes them to `take`. Skips the remaining samples once one cannot be read or
+    /// has another checksum; for [`ORIGIN_LIMIT`] after that, reads none.
     fn read_origin(
         &mut self,
         ids: &[SampleId],
