@@ -109,10 +109,10 @@ pub struct TierCounts<T, S> {
     pub fill_s: S,
     /// Units of an earlier run whose copies were verified and reused.
     pub restored: T,
-    /// Units whose copies were evicted, for units that a later plan reads more often or for chunks that this node
-    /// holds.
+    /// Units whose copies were evicted: for units that a later plan reads more often, for chunks that this node holds,
+    /// or to give the unit a larger place.
     pub left: T,
-    /// Units with corrupt, truncated or unreadable copies: each was a miss and is written again.
+    /// Units with corrupt, truncated or unreadable copies, which are not used again.
     pub damaged: T,
     /// Set once the tier accepts no more copies: a write failed, its target is lost, or the copier has died.
     pub is_off: bool,

@@ -136,7 +136,7 @@ impl Class {
 }
 
 impl Aligner {
-    /// Statistics of the last batch, over all ranks of its class.
+    /// Statistics of the last batch, over all ranks of its class; zeroes if the class has one rank.
     pub fn counted(&self) -> Counted {
         self.counted
     }

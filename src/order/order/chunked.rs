@@ -217,7 +217,7 @@ impl Chunked {
     pub(super) fn lane_sample_counts(&self) -> impl Iterator<Item = u64> {
         let mut before = 0;
         self.ends.iter().map(move |&end| {
-            // In a new lane, counting restarts at 0.
+            // In a new lane, counting restarts at 0; no lane is longer than the one before it.
             let start = if end > before { before } else { 0 };
             before = end;
             end - start

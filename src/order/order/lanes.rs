@@ -4,9 +4,9 @@
 //! shards are known at once, so this order visits shards:
 //!
 //! - The shards, in an order keyed by seed and epoch, are dealt to a fixed number of *lanes*.
-//! - The samples of a lane's shards, one shard after the other, are cut into *windows* of a number of bytes, wherever
-//!   shards end. The samples of a window come in a keyed order. The first window of a lane is a quarter as long, since
-//!   the first batch waits for one of each lane.
+//! - The samples of a lane's shards, one shard after the other, are cut into *windows* of a number of bytes and at most
+//!   65,536 samples, wherever shards end. The samples of a window come in a keyed order. The first window of a lane is
+//!   a quarter as long, since the first batch waits for one of each lane.
 //! - Rank r of W has the lanes l with l mod W = r, and takes a sample of each of them in turn. A lane that has ended
 //!   is left out.
 //!
@@ -36,7 +36,8 @@ pub struct LaneSpec {
     pub epoch: Epoch,
     /// The number of lanes: at least the world size.
     pub lanes: u32,
-    /// The most bytes of a window's samples; a longer sample is a window of its own.
+    /// The most bytes of a window's samples (a quarter of it in a lane's first window); a longer sample is a window of
+    /// its own.
     pub window_bytes: u64,
 }
 
@@ -125,7 +126,7 @@ impl LaneSpec {
     /// `world_size` ranks takes `batch` samples.
     ///
     /// # Errors
-    /// There are fewer lanes than ranks.
+    /// There are fewer lanes than ranks. A number of the order is out of range.
     pub fn visit<'a>(
         self,
         (shards, lens_of): (u64, &'a dyn Fn(u64) -> &'a [u32]),
@@ -180,7 +181,7 @@ impl LaneState {
     /// The start of an epoch over `shards` for one rank.
     ///
     /// # Errors
-    /// There are fewer lanes than ranks.
+    /// There are fewer lanes than ranks, or no such rank. A number of `spec` is out of range.
     pub fn start(shards: HexId, spec: LaneSpec, rank: u32, world_size: u32) -> Result<LaneState> {
         spec.check(rank, world_size)?;
         let own = (rank..spec.lanes).step_by(world_size as usize);
@@ -214,7 +215,8 @@ impl LaneState {
     /// The part of the state that `rank` of `world_size` resumes from.
     ///
     /// # Errors
-    /// There are more ranks than lanes. The state lacks a lane of this rank: states of other ranks are missing.
+    /// There are fewer lanes than ranks, or no such rank. A number of the order is out of range. The state lacks a lane
+    /// of this rank: states of other ranks are missing.
     pub fn of_rank(&self, rank: u32, world_size: u32) -> Result<LaneState> {
         let start = LaneState::start(self.shards, self.spec, rank, world_size)?;
         let mut places = start.places;

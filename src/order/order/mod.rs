@@ -181,7 +181,8 @@ impl EpochOrder {
     }
 
     /// Replaces this order with that of another epoch, as [`EpochOrder::new`] or, with the same weights,
-    /// [`EpochOrder::weighted`] returns it. A grouped order reuses its memory: the next epoch allocates nothing.
+    /// [`EpochOrder::weighted`] returns it. A grouped order reuses its memory: the next epoch allocates next to
+    /// nothing.
     ///
     /// # Errors
     /// As [`EpochOrder::new`]; the order is then unchanged.

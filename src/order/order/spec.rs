@@ -122,7 +122,7 @@ impl OrderSpec {
     pub fn started(self, world_size: u32) -> OrderSpec {
         let kind = match self.kind {
             OrderKind::Grouped { lanes: 0, group } => {
-                // A multiple of the world size, within the limit on lanes.
+                // A multiple of the world size, unless there are more ranks than lanes may be.
                 let a_rank = (MAX_LANES / world_size.max(1)).clamp(1, LANES_A_RANK);
                 let lanes = world_size.max(1).saturating_mul(a_rank).min(MAX_LANES);
                 OrderKind::Grouped { lanes, group }

@@ -32,7 +32,7 @@ pub fn copies_to_evict(
     for copy in wanted {
         while free < copy.pages {
             let Some(least) = present.next_if(|least| least.reads < copy.reads) else {
-                return evicted; // the remaining wanted copies are read even less
+                return evicted; // the remaining wanted copies are not read more often
             };
             free += least.pages;
             evicted.push(least.portion);

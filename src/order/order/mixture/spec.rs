@@ -58,7 +58,7 @@ pub enum Batching {
     Random,
     /// Each global batch has samples of only one source. The sequence depends on the batch size.
     PerSource {
-        /// The number of samples in a global batch.
+        /// The number of samples in a global batch; 0 in a request: that of the run.
         batch: u64,
     },
 }

@@ -2,9 +2,9 @@
 //!
 //! A source of N samples with T tokens together and the weight w gets the weight w * N / T, so that its samples have
 //! the share of w in the tokens of the mixture. These weights are whole numbers in the right proportions, rounded
-//! down; the largest of a phase has 15 digits. A phase that begins at token t begins at the first position before which
-//! the positions of the earlier phases have t tokens in expectation, each phase's length rounded down. With batches of
-//! one source it is rounded down to whole batches.
+//! down, but not to 0; the largest of a phase has 15 digits. A phase that begins at token t begins at the first
+//! position before which the positions of the earlier phases have t tokens in expectation, each phase's length rounded
+//! down. With batches of one source it is rounded down to whole batches.
 //!
 //! A mixture is converted once, before its run starts, and phase by phase: later phases do not change earlier ones. The
 //! state of the run has the converted mixture, so a run resumes without the lengths.

@@ -47,7 +47,7 @@ pub struct SourceReport {
 /// Observes the samples of an epoch of a mixture in their order.
 #[derive(Debug, Default)]
 pub struct MixtureObserver {
-    /// The counts so far; `share` and `spread` of a source are sums until the end.
+    /// The counts so far. Until the end, `share` of a source is a sum over batches, and `spread` a sum of squares.
     report: MixtureReport,
     /// By source: the samples that were observed.
     seen: Vec<Seen>,
