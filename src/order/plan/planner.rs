@@ -5,8 +5,8 @@
 //! enough for it. Inside a tier, addresses follow the order of first access of all its samples. [`HolderMap`] then
 //! keeps the best copy of each sample among all ranks.
 //!
-//! This planner handles single samples, for simulations. In `cache`, a run plans the units of a data set by the
-//! same rule.
+//! This planner handles single samples, for simulations. In `cache`, a run plans the portions of a data set's units:
+//! it ranks them in the same way, but assigns tiers to whole units, by their reads per page.
 
 use std::cmp::Reverse;
 

@@ -72,7 +72,8 @@ pub struct Units {
     sections: Vec<Sections>,
     /// The long samples of a plain folder, by ascending unit.
     long: Vec<LongSample>,
-    /// The portions that plans choose from; `None` if no plans are made.
+    /// The portions that plans choose from. `None`: each unit is one portion, since no plans are made, no unit is of
+    /// small samples, or there would be 2^32 portions or more.
     portions: Option<Portions>,
 }
 
