@@ -126,7 +126,7 @@ pub enum Sharing {
 /// Errors of a configuration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
-    /// A quantity that is negative, not finite, or too large to count in bytes.
+    /// A quantity that is negative, not finite, or too large.
     #[error("{what} is {value}; it must be {range}")]
     Number {
         /// The quantity.
@@ -345,6 +345,7 @@ fn of_nodes(origin: &Curve, nodes: u32, clients: u32) -> Vec<(u32, f64)> {
     counts.map(|count| (count, mb_s(origin, count.saturating_mul(clients)))).collect()
 }
 
+/// The rate at `count`, in MB/s.
 fn mb_s(curve: &Curve, count: u32) -> f64 {
     curve.at(count).0 as f64 / 1e6
 }
