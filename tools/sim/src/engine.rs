@@ -505,8 +505,8 @@ impl<'a, C: Copies> Engine<'a, C> {
         }
     }
 
-    /// Splits the time of a write into the time that overlaps the fetch, and the time after the fetch; one of them is 0.
-    /// The write overlaps if [`Rules::overlap`] is at least `least`.
+    /// Splits the time of a write into the time that overlaps the fetch, and the time after the fetch; one of them is
+    /// 0. The write overlaps if [`Rules::overlap`] is at least `least`.
     fn write_times(&self, least: WriteOverlap, write_ns: u64) -> (u64, u64) {
         if self.rules.overlap >= least { (write_ns, 0) } else { (0, write_ns) }
     }
