@@ -470,7 +470,7 @@ pub struct StoreCounts<T> {
     pub from_origin: T,
     /// Bytes of the pages of those samples.
     pub from_origin_bytes: T,
-    /// Samples that were deleted after their new ranks had received them, or were gone.
+    /// Samples that were deleted after their new ranks had received them, or because these ranks were gone.
     pub deleted: T,
     /// Samples from a peer with wrong checksums. They are never stored.
     pub mismatched: T,

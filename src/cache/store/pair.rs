@@ -1,8 +1,8 @@
 //! Devices and queue pairs of the data set's namespaces that read from the store alone.
 //!
-//! A read of pages that are not in the store waits for them, since the exchange fetches them. For a peer such a read
-//! ends with *Deallocated or Unwritten Logical Block*. A peer that reads the first page of the first namespace gets
-//! this rank's progress (`progress.rs`).
+//! A read of absent pages waits for them if samples lie there, since the exchange fetches these. Otherwise, and for a
+//! peer in any case, it ends with *Deallocated or Unwritten Logical Block*. A peer that reads the first page of the
+//! first namespace gets this rank's progress (`progress.rs`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
