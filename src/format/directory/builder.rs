@@ -1,4 +1,5 @@
-//! Builds a directory from chunk headers: an import adds them as it writes them, a rebuild as it finds them.
+//! Builds a directory chunk by chunk: from headers that an import writes or a rebuild reads, from chunks of an older
+//! directory, or from samples without headers: the files of a plain folder, or the contents of shards.
 
 use std::sync::Arc;
 
@@ -26,14 +27,15 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 ///
 /// An import adds each header when its chunk is finished. An append begins with the previous directory
 /// ([`after`](Self::after)) and keeps its columns unchanged. A rebuild adds the headers that it read, and copies
-/// chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All three fill the same columns, so a rebuilt
-/// directory equals the imported one byte for byte.
+/// chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All three fill the same columns, so a rebuild that
+/// finds all chunks gives the imported directory byte for byte.
 ///
-/// Memory while building, per new sample: about 9 bytes and its front-coded name; at the end 16 bytes more, or 8 from
-/// 17 million samples on. If slots are not in the order of ids, each sample of the last part also takes 8 bytes for
-/// its id, and 8 bytes and its whole name. Earlier parts do not: a part is put in the order of ids when the next part
-/// begins. If the caller gives the names at the end ([`without_names`](Self::without_names)), each sample of every such
-/// part takes the 8 bytes for its id and no name.
+/// Memory while building, per new sample without label and typed values: about 9 bytes and its front-coded name. The
+/// lookup tree takes 16 bytes more at the end; about 8 without a base, from 17 million to 2^32 samples. If slots are
+/// not in the order of ids, each sample of the last part also takes 8 bytes for its id, and 8 bytes and its whole name.
+/// Earlier parts do not: a part is put in the order of ids when the next part begins. If the caller gives the names at
+/// the end ([`without_names`](Self::without_names)), each sample from the first shuffled slot on takes the 8 bytes for
+/// its id and no name.
 #[derive(Debug, Default)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
@@ -67,12 +69,12 @@ pub struct DirectoryBuilder {
     settled: u64,
     /// Set if the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
     names_come_last: bool,
-    /// Slots whose samples were purged, are lost, or were deleted in a copied chunk.
+    /// Slots whose samples were deleted when they were added: purged, lost, left out, or deleted in a copied chunk.
     purged: Vec<u64>,
     /// Names of the fields.
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
-    /// Set once a chunk has determined the fields.
+    /// Set once the base, a chunk or [`DirectoryBuilder::set_fields`] has determined the fields.
     knows_fields: bool,
     /// Names of the classes.
     classes: Vec<Vec<u8>>,
@@ -99,12 +101,12 @@ struct Shuffled {
 /// Appends the name of a sample to a buffer.
 type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
 
-/// A sample of a chunk without a header: see [`DirectoryBuilder::add_run`].
+/// A sample to add. Callers make it for chunks without a header: see [`DirectoryBuilder::add_run`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RunSample<'a> {
     /// Name of the sample.
     pub name: &'a [u8],
-    /// Length of the record.
+    /// Length of the record in bytes.
     pub len_bytes: u32,
     /// CRC32C of the record; 0 if it is not known.
     pub crc32c: u32,
@@ -112,7 +114,7 @@ pub struct RunSample<'a> {
     pub label: Option<i64>,
     /// Values in the typed columns.
     pub values: RowValues<'a>,
-    /// True if the sample counts as deleted; then it has no name.
+    /// True if the sample counts as deleted.
     pub deleted: bool,
 }
 
@@ -122,12 +124,12 @@ impl DirectoryBuilder {
         DirectoryBuilder { layout, ..DirectoryBuilder::default() }
     }
 
-    /// Starts with all chunks, deletions and classes of `base`, to append chunks after them.
+    /// Starts with all chunks, deletions, fields, classes and origins of `base`, to append chunks after them.
     ///
-    /// Same result as copying `base` chunk by chunk, but faster: its columns are copied as plain bytes.
+    /// Same columns as after copying `base` chunk by chunk, but faster: they are copied as plain bytes.
     ///
     /// # Errors
-    /// `NotLoaded`: names or origins of `base` are still on media.
+    /// `NotLoaded`: names or origins of `base` are still on media. Other errors: its last name is damaged.
     pub fn after(base: &Directory) -> Result<DirectoryBuilder, FormatError> {
         let mut typed = ColumnTable::default();
         typed.grow(base.columns().iter().map(Column::spec))?;
@@ -180,7 +182,7 @@ impl DirectoryBuilder {
     ///
     /// # Errors
     /// The header belongs to another image, does not come next, or contradicts its part, the fields or the typed
-    /// columns.
+    /// columns; or there would be too many samples or typed columns.
     pub fn add_chunk(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
         let head = header.head();
         head.check_location(&self.layout, head.namespace, head.cell)?;
@@ -207,8 +209,8 @@ impl DirectoryBuilder {
     /// Adds chunk `c` of `from`, the previous generation's directory, unchanged.
     ///
     /// # Errors
-    /// The chunk does not start at the next slot, contradicts its part or the typed columns so far, or the names of
-    /// `from` are not loaded.
+    /// The chunk does not start at the next slot, or contradicts its part or the typed columns so far; or the names of
+    /// `from` are damaged or not loaded.
     pub fn copy_chunk(&mut self, from: &Directory, c: u32) -> Result<(), FormatError> {
         let info = from.chunk(c);
         equal("first slot of a chunk", self.next_slot().0, info.first_slot.0)?;
@@ -341,7 +343,7 @@ impl DirectoryBuilder {
         Ok(Directory { learned, ..directory })
     }
 
-    /// Marks ids as deleted, in ranges of (first, length).
+    /// Marks ids as deleted, in ranges of (first, length). [`finish`](Self::finish) checks that they were assigned.
     pub fn delete(&mut self, ranges: &[(u64, u64)]) {
         self.deleted.extend_from_slice(ranges);
     }
@@ -373,6 +375,9 @@ impl DirectoryBuilder {
     /// # Errors
     /// A sample is not at the slot that its part's placement gives, a deleted id was never assigned, the chunks are
     /// inconsistent, or the lookup tree of the base is still on media.
+    ///
+    /// # Panics
+    /// After [`without_names`](Self::without_names).
     pub fn finish(self, generation: Generation, time_ns: u64) -> Result<Directory, FormatError> {
         assert!(
             !self.names_come_last,
@@ -387,6 +392,9 @@ impl DirectoryBuilder {
     ///
     /// # Errors
     /// The errors of [`finish`](Self::finish) and of `name`.
+    ///
+    /// # Panics
+    /// If [`without_names`](Self::without_names) was not called.
     pub fn finish_named(
         self,
         generation: Generation,
@@ -542,8 +550,8 @@ impl DirectoryBuilder {
         }
     }
 
-    /// Moves the names of the complete parts from `shuffled` to `names`, in the order of ids. Does nothing if the names
-    /// come last.
+    /// Checks the ids of the complete parts, and moves their names from `shuffled` to `names`, in the order of ids.
+    /// Does nothing if no slot is shuffled, or if the names come last.
     fn settle(&mut self) -> Result<(), FormatError> {
         let Some(shuffled) = self.shuffled.as_ref().filter(|_| !self.names_come_last) else {
             return Ok(());
@@ -656,7 +664,7 @@ impl DirectoryBuilder {
     /// The lookup tree of all samples with a name. Deleted samples are included, so that a delete can share the tree.
     fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
         let seed = self.layout.uuid.hash_seed();
-        let num_samples = names.num_samples();
+        let num_samples = names.num_samples;
         if self.base.is_none() && (ENTRIES_AT_ONCE + 1..=1 << 32).contains(&num_samples) {
             return Tree::in_passes(num_samples, ENTRIES_AT_ONCE, |take| {
                 let mut cursor = names.cursor(0)?;
@@ -674,7 +682,7 @@ impl DirectoryBuilder {
         loop {
             let end = num_samples.min(start + (1 << 32)); // ids of one step fit into 32 bits
             let mut entries = Vec::new();
-            while cursor.next_id() < end {
+            while cursor.next_id < end {
                 cursor.advance()?;
                 if !cursor.name().is_empty() {
                     let nth = (cursor.id() - start) as u32;

@@ -1,4 +1,4 @@
-//! The memory of a directory's columns: immutable bytes with several owners.
+//! The memory of a directory's columns: immutable bytes that several columns and directories share.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -17,7 +17,7 @@ pub struct Bytes {
     range: Range<usize>,
 }
 
-/// The memory that bytes are a slice of.
+/// The memory that [`Bytes`] are a slice of.
 enum BytesOwner {
     Heap(Vec<u8>),
     Shared(SharedBuf),

@@ -14,18 +14,17 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::directory::{Bytes, Directory};
-use crate::format::chunk::ChunkId;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_CHUNK_SAMPLES;
 use crate::format::{CellRange, Extent, FormatError, ImageLayout, Pack};
 use dlfs_base::checksum::crc32c_append;
-use dlfs_base::units::{Generation, SampleId, Slot};
+use dlfs_base::units::{SampleId, Slot};
 
 /// One chunk in the chunk table of a snapshot.
 ///
 /// | bytes  | field        | meaning                                                           |
 /// |--------|--------------|-------------------------------------------------------------------|
-/// | 0..8   | `first_slot` | slot of the first sample; the chunk ends at that of the next one  |
+/// | 0..8   | `first_slot` | slot of the first sample; the chunk ends where the next begins    |
 /// | 8..16  | `cell`       | first cell; all ones: the chunk is lost, its samples are deleted  |
 /// | 16..24 | `generation` | the generation that wrote the chunk                               |
 /// | 24..32 | `sequence`   | number of the chunk within that generation                        |
@@ -64,11 +63,12 @@ const _: () = assert!(size_of::<Checkpoint>() == 8);
 pub struct ChunkInfo {
     /// Index of the namespace.
     pub namespace: u16,
-    /// First byte of the header.
+    /// First byte of the header, or of the samples if there is no header; 0 if the chunk is lost.
     pub offset_bytes: u64,
-    /// Bytes of header and samples, a multiple of 4,096. 0: the chunk is lost and has no live sample.
+    /// Bytes of header and samples, a multiple of 4,096. 0: the chunk is lost, and has no live sample; or it has no
+    /// header, and only empty samples.
     pub len_bytes: u64,
-    /// Bytes of the header, padding included: the samples begin after it.
+    /// Bytes of the header, padding included: the samples begin after it. 0: there is no header.
     pub header_bytes: u64,
     /// Slot of the first sample.
     pub first_slot: Slot,
@@ -92,18 +92,9 @@ impl Columns {
         (self.lengths.len() / 4) as u64
     }
 
-    pub(crate) fn num_chunks(&self) -> u32 {
-        self.table().len() as u32
-    }
-
     #[inline]
     pub(crate) fn table(&self) -> &[RawChunk] {
         self.chunks.items()
-    }
-
-    pub(crate) fn lens_bytes(&self, slots: Range<u64>) -> impl Iterator<Item = u32> + '_ {
-        let lengths = &self.lengths.items::<U32>()[slots.start as usize..slots.end as usize];
-        lengths.iter().map(|len| len.get())
     }
 
     #[inline]
@@ -172,8 +163,8 @@ impl Columns {
         chunk as u32
     }
 
-    /// The chunk of `slot`, and the sample's offset in the chunk's data, computed sample by sample from the checkpoint
-    /// before it.
+    /// The chunk of `slot`, and the sample's offset in the chunk's data: computed sample by sample from the checkpoint
+    /// at or before the sample, or as a product if all samples between are equal blocks.
     #[inline]
     fn find(&self, slot: Slot, lengths: &[U32], pack: Pack) -> (usize, u64) {
         let slot = slot.0 as usize;
@@ -221,19 +212,14 @@ impl Columns {
         }
     }
 
-    pub(crate) fn chunk_id(&self, c: u32) -> ChunkId {
-        let chunk = &self.table()[c as usize];
-        let generation = Generation(chunk.generation.get());
-        ChunkId { generation, sequence: chunk.sequence.get() }
-    }
-
     pub(crate) fn cell_ranges(&self, layout: &ImageLayout) -> impl Iterator<Item = CellRange> {
         let there = self.table().iter().filter(|chunk| !chunk.is_lost());
         there.map(|chunk| chunk.cell_range(layout))
     }
 
-    /// Computes every sample's offset once. Checks that every chunk is on a namespace of the image, that every sample
-    /// lies within its chunk, and that the checkpoints match.
+    /// Computes every sample's offset once. Checks that the columns have the lengths that belong together, that every
+    /// chunk is on a namespace of the image, that every sample lies within its chunk, that the checkpoints match, and
+    /// that empty samples have checksum 0.
     pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
         let num_slots = self.num_slots();
         let checksums = self.checksums.len() as u64;
@@ -444,9 +430,9 @@ impl Iterator for ChunkSamples<'_> {
     }
 }
 
-/// Storage for the bytes of a column, for example a temporary file.
+/// Storage for the bytes of a column outside memory, for example a temporary file.
 pub trait KeepsAside: Debug + Send + Sync {
-    /// Appends bytes.
+    /// Appends bytes. A failure is not returned: the storage must then keep the bytes elsewhere.
     fn append(&mut self, bytes: &[u8]);
 
     /// Fills `out` with the bytes from `at` on.
@@ -506,5 +492,5 @@ pub(crate) const STRIDE: usize = 32;
 pub(crate) const PAGE: u64 = 4096;
 /// The cell of a lost chunk: one that a rebuild did not find.
 pub(crate) const LOST: u64 = u64::MAX;
-/// Checksums are appended to external storage in pieces of this many bytes.
+/// Checksums are appended to external storage once this many bytes are buffered.
 const BUFFER_BYTES: usize = 16 << 10;

@@ -1,9 +1,9 @@
 //! Commit of a generation: the writes of an import, append, delete, purge or rebuild after its chunks.
 //!
 //! ```text
-//! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
+//! let commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
 //! write commit.record at commit.record_range
-//! write commit.snapshot, piece by piece, at commit.snapshot_range
+//! write commit.snapshot, some bytes at a time, at commit.snapshot_range
 //! for step in commit.steps() { do it, and wait for it }         // flushes, superblocks, namespace 0 last
 //! ```
 //!
@@ -35,8 +35,8 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Allocates cells for record and snapshot, and builds the superblocks. A record that a rebuild found
-    /// keeps its cells.
+    /// Allocates cells for record and snapshot, and builds the superblocks. A record whose cells are known
+    /// ([`Directory::set_record_range`]) keeps them.
     ///
     /// # Errors
     /// `NoSpace`: record and snapshot do not fit; nothing is lost. `NotLoaded`: names, lookup tree or origins are still
@@ -129,7 +129,7 @@ impl Directory {
         std::sync::Arc::make_mut(&mut self.metadata).freed = freed;
     }
 
-    /// Sets the location of the generation record, after a rebuild found it.
+    /// Sets the location of the generation record that a rebuild found.
     pub fn set_record_range(&mut self, range: CellRange) {
         self.record_range = range;
     }

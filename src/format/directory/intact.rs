@@ -28,8 +28,8 @@ impl Learned {
         }
     }
 
-    /// Returns whether `found` is the checksum of `sample`; stores it if none is known. No checksum is that of a sample
-    /// that does not exist.
+    /// Returns whether `found` is the checksum of `sample`. If no checksum of it is known, stores `found`, and returns
+    /// true. Returns false for a sample that does not exist.
     pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
         let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
         let word = &self.known[(sample.0 / 64) as usize];
@@ -38,8 +38,8 @@ impl Learned {
             return checksum.load(Ordering::Relaxed) == found;
         }
         // Several threads may read the sample first: the one that replaces 0 stores its checksum, and the others
-        // compare theirs. A checksum of 0 looks unset until `word` marks it: of threads that read such a sample first
-        // at the same time, another one may still replace it, and both are accepted.
+        // compare theirs. A checksum of 0 looks unset until `word` marks it as known: until then another thread may
+        // replace it by its own checksum, and both are accepted.
         let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
         word.fetch_or(bit, Ordering::Release);
         before.is_ok() || before == Err(found)

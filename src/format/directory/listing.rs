@@ -41,7 +41,7 @@ impl Directory {
         let prefix = prefix_of(folder);
         let mut rank = names.lower_bound(0, &prefix)?;
         let mut name = Vec::new();
-        while rank < names.num_samples() {
+        while rank < names.num_samples {
             let id = SampleId(names.at_rank(rank));
             name.clear();
             names.get(id.0, &mut name)?;
@@ -53,7 +53,8 @@ impl Directory {
                     (within.len(), EntryKind::Sample(id), self.is_live(id))
                 }
                 Some(slash) => {
-                    // A slash sorts first, so a name after the subfolder's has at least \x01 in place of the slash.
+                    // A slash sorts before all other bytes, and no name has NUL. So all names of the subfolder sort
+                    // before its path with \x01, the next byte, in place of the slash.
                     let past = [&name[..prefix.len() + slash], b"\x01"].concat();
                     rank = names.lower_bound(rank + 1, &past)?;
                     (slash, EntryKind::Folder, self.any_live(first..rank, names))
@@ -79,7 +80,7 @@ impl Directory {
         let names = self.names()?;
         let prefix = prefix_of(folder);
         let mut name = Vec::new();
-        for rank in names.lower_bound(0, &prefix)?..names.num_samples() {
+        for rank in names.lower_bound(0, &prefix)?..names.num_samples {
             let id = SampleId(names.at_rank(rank));
             name.clear();
             names.get(id.0, &mut name)?;
@@ -111,7 +112,7 @@ impl Directory {
     ) -> Result<Option<SampleId>, FormatError> {
         let names = self.names()?;
         name.clear();
-        if rank >= names.num_samples() {
+        if rank >= names.num_samples {
             return Ok(None);
         }
         let id = names.at_rank(rank);
@@ -125,7 +126,7 @@ impl Directory {
     /// `NotLoaded`: the names are still on media.
     pub(crate) fn any_live_by_name(&self, ranks: Range<u64>) -> Result<bool, FormatError> {
         let names = self.names()?;
-        Ok(self.any_live(ranks.start..ranks.end.min(names.num_samples()), names))
+        Ok(self.any_live(ranks.start..ranks.end.min(names.num_samples), names))
     }
 
     fn any_live(&self, ranks: Range<u64>, names: &Names) -> bool {

@@ -15,7 +15,7 @@
 //! | tree        | 8.13 (9.13 above 2^32 samples)     | fingerprint and id, and 1/31 for inner nodes |
 //! | checkpoints | 0.25                               | chunk and offset of every 32nd slot          |
 //! | chunk table | 40 / samples a chunk: 0.63 from 64 | location and identity of each chunk          |
-//! | deletions   | 0.27, none while nothing is deleted | one bit by id, one by slot, and ranks       |
+//! | deletions   | 0.28, none while nothing is deleted | one bit by id, one by slot, and ranks       |
 //!
 //! That is at most 17.3 of the 20 bytes that the design allows, up to 2^32 samples and from 64 samples a chunk on.
 //! Names, labels and typed columns are extra.
@@ -35,41 +35,40 @@
 //!
 //! Read `columns.rs` first, then `tree.rs`, `names.rs`, `builder.rs`. `snapshot.rs` decodes and encodes a snapshot,
 //! `commit.rs` prepares the last writes of an import, and `rebuild.rs` restores the directory without a snapshot.
-//! `rewritten.rs` makes the directory after a purge, `viewed.rs` that of a view. `intact.rs` verifies samples.
+//! `derived.rs` makes the directories after a delete, after a purge, and of a view. `intact.rs` verifies samples.
 
 mod builder;
 mod bytes;
 mod columns;
 pub mod commit;
+mod derived;
 mod ids;
 mod intact;
 mod listing;
 mod names;
 mod names_writer;
 pub mod rebuild;
-mod rewritten;
 mod snapshot;
 mod tree;
 mod typed;
-mod viewed;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use zerocopy::little_endian::U32;
+
 pub use builder::{DirectoryBuilder, RunSample};
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples, KeepsAside};
+pub use derived::{Rewrite, ViewMark};
 pub(crate) use ids::Ones;
 pub use ids::{IdSet, by_word};
 pub use intact::{Intact, Learned};
 pub use listing::{Entry, EntryKind};
-pub use rewritten::Rewrite;
 pub use snapshot::SnapshotWriter;
 pub use typed::{Column, Labels};
-pub use viewed::ViewMark;
 
 use crate::format::chunk::ChunkId;
-use crate::format::error::out_of_range;
 use crate::format::names::fingerprint;
 use crate::format::snapshot::{SectionKind, SnapshotHead};
 use crate::format::{
@@ -102,17 +101,18 @@ pub struct Directory {
     deleted_slots: DeletedSet,
     labels: Option<Labels>,
     typed: TypedColumns,
-    /// Checksums computed at first read; `None` if checksums are on media.
+    /// Checksums computed at first read; `None` if the checksum column has them.
     learned: Option<Arc<Learned>>,
     /// Shared by all generations and views of the image that have the same names.
     names: Arc<OnceLock<Names>>,
     /// The objects that the image was imported from. Shared like `names`.
     origins: Arc<OnceLock<Bytes>>,
-    /// The head of the snapshot, if the directory was decoded from one: tree, names and origins may not be loaded yet.
+    /// The head of the snapshot, if the directory or the one that it was made from was decoded: tree, names and origins
+    /// may still be on media.
     on_media: Option<Arc<SnapshotHead>>,
-    /// The CRC32C at the end of the snapshot's head, if the directory was decoded from one.
+    /// The CRC32C at the end of the snapshot's head; `None` unless this generation was decoded from a snapshot.
     head_crc32c: Option<u32>,
-    /// The view, if this directory has only a part of the generation's samples.
+    /// The view, if this directory has only some of the generation's samples.
     view: Option<ViewMark>,
 }
 
@@ -147,7 +147,7 @@ impl Directory {
         self.time_ns
     }
 
-    /// The view, if this directory has only a part of the generation's samples.
+    /// The view, if this directory has only some of the generation's samples.
     pub fn view(&self) -> Option<ViewMark> {
         self.view
     }
@@ -210,10 +210,11 @@ impl Directory {
     /// # Panics
     /// If there are no such slots.
     pub fn lens_bytes(&self, slots: Range<u64>) -> impl Iterator<Item = u32> + '_ {
-        self.columns.lens_bytes(slots)
+        let lengths = self.columns.lengths.items::<U32>();
+        lengths[slots.start as usize..slots.end as usize].iter().map(|len| len.get())
     }
 
-    /// The CRC32C of the sample at each of `slots`, those of deleted ones included.
+    /// The CRC32C of the sample at each of `slots`, deleted samples included.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -236,7 +237,7 @@ impl Directory {
 
     /// Number of chunks. Chunks are indexed in the order of slots.
     pub fn num_chunks(&self) -> u32 {
-        self.columns.num_chunks()
+        self.columns.table().len() as u32
     }
 
     /// The location of chunk `c`, and its slots.
@@ -318,7 +319,7 @@ impl Directory {
 
     /// The live sample called `name`; the newest one if there are several; `None` if there is none.
     ///
-    /// Compares whole names, never only fingerprints.
+    /// Compares whole names, never only fingerprints. A damaged name matches none.
     ///
     /// # Errors
     /// `NotLoaded`: names or lookup tree are still on media; see [`attach_names`](Self::attach_names) and
@@ -416,7 +417,7 @@ impl Directory {
         self.columns().iter().find(|column| column.name() == name)
     }
 
-    /// The checksums computed at first read; `None` if all of them are on media.
+    /// The checksums computed at first read, for a plain folder; `None` if the checksum column has them.
     pub fn learned(&self) -> Option<&Arc<Learned>> {
         self.learned.as_ref()
     }
@@ -465,39 +466,6 @@ impl Directory {
     /// Returns whether the lookup tree is loaded.
     pub fn has_tree(&self) -> bool {
         self.tree.get().is_some()
-    }
-
-    /// This directory with `ids` deleted, as the next `generation`. Shares the columns with this one.
-    /// Already deleted ids stay deleted.
-    ///
-    /// # Errors
-    /// `OutOfRange`: an id was not assigned.
-    pub fn with_deleted(
-        &self,
-        ids: &[SampleId],
-        generation: Generation,
-        time_ns: u64,
-    ) -> Result<Directory, FormatError> {
-        let len = self.num_samples();
-        let mut by_id = self.deleted_ids.to_ids(len);
-        let mut by_slot = self.deleted_slots.to_ids(len);
-        for &id in ids {
-            let unknown = || out_of_range("id of a sample", id.0, len.saturating_sub(1));
-            let slot = self.slot_of(id).ok_or_else(unknown)?;
-            by_id.insert(id.0);
-            by_slot.insert(slot.0);
-        }
-        let metadata = ImageMetadata { freed: Vec::new(), ..(*self.metadata).clone() };
-        Ok(Directory {
-            generation,
-            time_ns,
-            metadata: Arc::new(metadata),
-            record_range: CellRange::default(),
-            head_crc32c: None,
-            deleted_ids: by_id.into(),
-            deleted_slots: by_slot.into(),
-            ..self.clone()
-        })
     }
 
     /// The generation record: the metadata that chunks do not hold. It lacks origins that are still on media.
@@ -549,9 +517,9 @@ impl Directory {
                 + self.learned.as_ref().map_or(0, |learned| learned.memory_bytes()),
             checkpoints: self.columns.checkpoints.len() as u64,
             chunks: self.columns.chunks.len() as u64,
-            tree: self.tree.get().map_or(0, Tree::memory_bytes),
+            tree: self.tree.get().map_or(0, |tree| (tree.keys.len() + tree.ids.len()) as u64),
             deletions: self.deleted_ids.memory_bytes() + self.deleted_slots.memory_bytes(),
-            labels: self.labels.as_ref().map_or(0, Labels::memory_bytes),
+            labels: self.labels.as_ref().map_or(0, |labels| labels.as_bytes().len() as u64),
             columns: self.typed.memory_bytes(),
             names,
             name_order,
@@ -561,7 +529,7 @@ impl Directory {
     /// Height of the lookup tree: the number of nodes that a lookup visits. At most `ceil(log32(samples))`, but at
     /// least 1; 0 while the tree is not loaded.
     pub fn tree_height(&self) -> u32 {
-        self.tree.get().map_or(0, Tree::height)
+        self.tree.get().map_or(0, |tree| tree.levels.len() as u32)
     }
 
     /// The slot of a live sample; `None` if no live sample has this id.
@@ -593,7 +561,9 @@ impl Directory {
     /// # Panics
     /// If there is no chunk `c`.
     pub fn chunk_id(&self, c: u32) -> ChunkId {
-        self.columns.chunk_id(c)
+        let chunk = &self.columns.table()[c as usize];
+        let generation = Generation(chunk.generation.get());
+        ChunkId { generation, sequence: chunk.sequence.get() }
     }
 }
 
@@ -603,7 +573,7 @@ const NO_SLOT: Slot = Slot(u64::MAX);
 /// Memory of a directory in bytes, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
-    /// Length and checksum columns: 8 bytes a sample; in a plain folder also the checksums of the files read.
+    /// Length and checksum columns: 8 bytes a sample; in a plain folder 4.1 more, for checksums computed at first read.
     pub lengths_and_checksums: u64,
     /// The checkpoints: the position of every 32nd slot.
     pub checkpoints: u64,

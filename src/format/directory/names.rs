@@ -31,7 +31,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names from columns on media.
+    /// The names from columns on media. `order` has the ids in the order of names, and the bytes of an id.
     ///
     /// # Errors
     /// A length is wrong.
@@ -72,7 +72,7 @@ impl Names {
     /// # Errors
     /// The block of `id` is damaged.
     pub(crate) fn cursor(&self, id: u64) -> Result<NameCursor<'_>, FormatError> {
-        let mut cursor = NameCursor { names: self, next: id, block: None, name: Vec::new() };
+        let mut cursor = NameCursor { names: self, next_id: id, block: None, name: Vec::new() };
         if !id.is_multiple_of(BLOCK) {
             let mut block = self.block(id)?;
             (0..id % BLOCK).try_for_each(|_| block.next_into(&mut cursor.name))?;
@@ -94,7 +94,8 @@ impl Names {
         for _ in 0..=id % BLOCK {
             let (shared, rest) = block.next()?;
             at_most("shared bytes of a name", shared as u64, len as u64)?;
-            // A name that shares more than `same` bytes with the one before it differs from `name` where that one did.
+            // A name that shares more than `same` bytes with its predecessor differs from `name` at the same byte as
+            // the predecessor: `same` stays.
             if shared <= same {
                 same = shared + common(&name[shared..], rest);
             }
@@ -161,10 +162,6 @@ impl Names {
         Ok(low)
     }
 
-    pub(crate) fn num_samples(&self) -> u64 {
-        self.num_samples
-    }
-
     /// Memory of the names and of their order, in bytes.
     pub(crate) fn memory_bytes(&self) -> (u64, u64) {
         let order = self.order.as_ref().map_or(0, |order| order.len());
@@ -204,11 +201,11 @@ impl<'a> NameBlock<'a> {
 /// Iterates over names by id: see [`Names::cursor`].
 pub(crate) struct NameCursor<'a> {
     names: &'a Names,
-    /// The id that the next step moves to.
-    next: u64,
-    /// The block of `next`, or, if `next` begins a block, of the id before.
+    /// The id that the next [`advance`](Self::advance) moves to.
+    pub(super) next_id: u64,
+    /// The block of `next_id`, or, if that begins a block, of the id before; `None` before the first id.
     block: Option<NameBlock<'a>>,
-    /// The name that the last step moved to.
+    /// The name that the last `advance` moved to.
     name: Vec<u8>,
 }
 
@@ -218,26 +215,21 @@ impl NameCursor<'_> {
     /// # Errors
     /// The name's block is damaged.
     pub(crate) fn advance(&mut self) -> Result<bool, FormatError> {
-        if self.next >= self.names.num_samples {
+        if self.next_id >= self.names.num_samples {
             return Ok(false);
         }
         let block = match &mut self.block {
-            Some(block) if !self.next.is_multiple_of(BLOCK) => block,
-            block => block.insert(self.names.block(self.next)?),
+            Some(block) if !self.next_id.is_multiple_of(BLOCK) => block,
+            block => block.insert(self.names.block(self.next_id)?),
         };
         block.next_into(&mut self.name)?;
-        self.next += 1;
+        self.next_id += 1;
         Ok(true)
-    }
-
-    /// The id that the next [`advance`](Self::advance) moves to.
-    pub(crate) fn next_id(&self) -> u64 {
-        self.next
     }
 
     /// The current id. Call [`advance`](Self::advance) first.
     pub(crate) fn id(&self) -> u64 {
-        self.next - 1
+        self.next_id - 1
     }
 
     /// The current name.

@@ -6,7 +6,8 @@
 //! Names are stored in the order of ids, but listings and searches need the order of names. Sources are mostly sorted,
 //! so the names form a few long runs that already ascend. For example, a TFRecord shard gives one run per number of
 //! digits: `shard/0` to `shard/9`, `shard/10` to `shard/99`, and so on. A k-way merge of the runs reads each run once
-//! from start to end, so front-coded names are decoded one by one and never held in memory together.
+//! from start to end, so front-coded names are decoded one by one and not held in memory together. Only names in very
+//! many runs (`MAX_RUNS`) are all decoded into memory, and sorted there.
 //!
 //! The names of an earlier generation are sorted already. New names are merged into them by search, which reads only
 //! the earlier names near each new one.
@@ -29,7 +30,7 @@ pub(crate) struct NamesWriter {
     base: Option<Names>,
     /// The new names, front-coded.
     text: Vec<u8>,
-    /// For each block that begins with a new name, its offset in the text of all names.
+    /// For each block that begins with a new name, its offset in the text of all names, as a u64, little-endian.
     blocks: Vec<u8>,
     /// The name that was added last.
     before: Vec<u8>,
@@ -48,11 +49,11 @@ impl NamesWriter {
     /// The last name of `base` is damaged.
     pub(crate) fn after(base: &Names) -> Result<NamesWriter, FormatError> {
         let mut before = Vec::new();
-        if let Some(last) = base.num_samples().checked_sub(1) {
+        if let Some(last) = base.num_samples.checked_sub(1) {
             base.get(last, &mut before)?;
         }
         Ok(NamesWriter {
-            num_samples: base.num_samples(),
+            num_samples: base.num_samples,
             base: Some(base.clone()),
             before,
             unsorted: base.order.is_some(),
@@ -99,7 +100,7 @@ impl NamesWriter {
             None => (text.into(), blocks.into()),
             Some(base) => {
                 // Drop the end offset of the earlier blocks: `blocks` continues with the next start, or the new end.
-                let starts = base.num_samples().div_ceil(BLOCK) as usize * 8;
+                let starts = base.num_samples.div_ceil(BLOCK) as usize * 8;
                 (Bytes::joined(&base.text, text), Bytes::joined(&base.blocks[..starts], blocks))
             }
         };
@@ -125,7 +126,7 @@ impl Names {
     /// A name is damaged.
     pub(crate) fn without(&self, dropped: &IdSet) -> Result<Names, FormatError> {
         let mut writer = NamesWriter::default();
-        let mut nameless = IdSet::new(self.num_samples());
+        let mut nameless = IdSet::new(self.num_samples);
         let mut cursor = self.cursor(0)?;
         while cursor.advance()? {
             let is_kept = !dropped.contains(cursor.id());
@@ -137,11 +138,11 @@ impl Names {
         }
         // Empty names come first, in the order of ids, and all others keep their order.
         writer.finish_in_order(|_, _, _| {
-            let width = id_width(self.num_samples());
-            let mut order = Vec::with_capacity(self.num_samples() as usize * width);
+            let width = id_width(self.num_samples);
+            let mut order = Vec::with_capacity(self.num_samples as usize * width);
             let mut put = |id: u64| order.extend_from_slice(&id.to_le_bytes()[..width]);
             nameless.iter().for_each(&mut put);
-            let all = (0..self.num_samples()).map(|rank| self.at_rank(rank));
+            let all = (0..self.num_samples).map(|rank| self.at_rank(rank));
             all.filter(|id| !nameless.contains(*id)).for_each(put);
             Ok(order.into())
         })
@@ -154,11 +155,11 @@ impl Names {
 /// # Errors
 /// A name is damaged.
 fn merged_order(names: &Names, base: Option<&Names>, runs: &[u64]) -> Result<Bytes, FormatError> {
-    let width = id_width(names.num_samples());
-    let out = Vec::with_capacity(names.num_samples() as usize * width);
+    let width = id_width(names.num_samples);
+    let out = Vec::with_capacity(names.num_samples as usize * width);
     let mut merge = Merge { base, next: 0, width, out };
     for_each_sorted(names, runs, &mut |id, name| merge.push(id, name))?;
-    merge.copy_until(base.map_or(0, Names::num_samples));
+    merge.copy_until(base.map_or(0, |base| base.num_samples));
     Ok(merge.out.into())
 }
 
@@ -183,11 +184,11 @@ impl Merge<'_> {
         Ok(())
     }
 
-    /// Copies the ids of earlier names up to `rank`.
+    /// Copies the ids of the earlier names below `rank` that are not yet in `out`.
     fn copy_until(&mut self, rank: u64) {
         let Some(base) = self.base else { return };
         match &base.order {
-            Some(order) if id_width(base.num_samples()) == self.width => {
+            Some(order) if id_width(base.num_samples) == self.width => {
                 let bytes = self.next as usize * self.width..rank as usize * self.width;
                 self.out.extend_from_slice(&order[bytes]);
             }
@@ -210,7 +211,7 @@ fn for_each_sorted(names: &Names, runs: &[u64], visit: &mut Visit<'_>) -> Result
     if runs.len() > MAX_RUNS {
         return sort(names, runs[0], visit);
     }
-    let ends = runs.iter().skip(1).copied().chain([names.num_samples()]);
+    let ends = runs.iter().skip(1).copied().chain([names.num_samples]);
     let mut heap = BinaryHeap::with_capacity(runs.len());
     for (&start, end) in runs.iter().zip(ends) {
         let mut names = names.cursor(start)?;

@@ -1,6 +1,7 @@
 //! Snapshots of a directory: decodes, encodes and checks them.
 //!
-//! A directory decoded from a part of a snapshot gets its lookup tree, names and origins later (`attach_*`).
+//! A directory that is decoded from only some ranges of a snapshot gets its lookup tree, names and origins later
+//! (`attach_*`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -206,7 +207,7 @@ impl Directory {
         Ok(())
     }
 
-    /// The snapshot of this directory, to be written in pieces.
+    /// The snapshot of this directory, to be written some bytes at a time.
     ///
     /// # Errors
     /// `NotLoaded`: names, lookup tree or origins are still on media.
@@ -241,7 +242,7 @@ impl Directory {
         }
         if let Some(labels) = &self.labels {
             let width = labels.width_bytes() as u64;
-            sections.push((SectionKind::Labels, width, labels.shared().clone().into()));
+            sections.push((SectionKind::Labels, width, labels.bytes.clone().into()));
         }
         sections.push((SectionKind::NameBlocks, 0, names.blocks.clone().into()));
         sections.push((SectionKind::Names, 0, names.text.clone().into()));
@@ -367,7 +368,7 @@ impl Directory {
 pub struct SnapshotWriter {
     head: [u8; SNAPSHOT_HEAD_BYTES],
     /// Each section with its offset, ascending; the gaps between sections are zeroes.
-    pieces: Vec<(u64, Content)>,
+    sections: Vec<(u64, Content)>,
     /// Length of the snapshot in bytes.
     len: u64,
 }
@@ -417,14 +418,14 @@ impl SnapshotWriter {
     fn new(directory: &Directory, contents: Vec<(SectionKind, u64, Content)>) -> SnapshotWriter {
         let mut len = SNAPSHOT_HEAD_BYTES as u64;
         let mut sections = Vec::new();
-        let mut pieces = Vec::new();
+        let mut placed = Vec::new();
         for (kind, param, bytes) in contents {
             let alignment = section_alignment(kind as u16);
             let offset = len.next_multiple_of(alignment);
             let crc32c = bytes.crc32c();
             sections.push(Section { kind, offset, len: bytes.len(), crc32c, param });
             len = offset + bytes.len();
-            pieces.push((offset, bytes));
+            placed.push((offset, bytes));
         }
         let len = len.next_multiple_of(4096);
         let head = SnapshotHead {
@@ -436,7 +437,7 @@ impl SnapshotWriter {
             len_bytes: len,
             sections,
         };
-        SnapshotWriter { head: head.encode(), pieces, len }
+        SnapshotWriter { head: head.encode(), sections: placed, len }
     }
 
     /// Length of the whole snapshot, a multiple of 4,096.
@@ -460,25 +461,25 @@ impl SnapshotWriter {
             out[own].copy_from_slice(&self.head[from as usize..from as usize + len]);
         }
         let end = offset.saturating_add(out.len() as u64);
-        let from = self.pieces.partition_point(|(at, piece)| at + piece.len() <= offset);
-        for (at, piece) in self.pieces[from..].iter().take_while(|(at, _)| *at < end) {
-            if let Some((own, from)) = overlap(offset, out.len(), *at, piece.len()) {
-                piece.read_at(from, &mut out[own])?;
+        let from = self.sections.partition_point(|(at, bytes)| at + bytes.len() <= offset);
+        for (at, bytes) in self.sections[from..].iter().take_while(|(at, _)| *at < end) {
+            if let Some((own, from)) = overlap(offset, out.len(), *at, bytes.len()) {
+                bytes.read_at(from, &mut out[own])?;
             }
         }
         Ok(())
     }
 }
 
-/// The overlap of an output buffer of `out_len` bytes, which starts at `offset`, and a piece of `len` bytes at `at`:
-/// the range in the buffer, and the start in the piece. `None` if they do not overlap.
+/// The overlap of an output buffer of `out_len` bytes, which starts at `offset`, and a section of `len` bytes at `at`:
+/// the range in the buffer, and the start in the section. `None` if they do not overlap.
 fn overlap(offset: u64, out_len: usize, at: u64, len: u64) -> Option<(Range<usize>, u64)> {
     let start = offset.max(at);
     let end = (offset + out_len as u64).min(at + len);
     (start < end).then(|| ((start - offset) as usize..(end - offset) as usize, start - at))
 }
 
-/// A part of a snapshot: the bytes from offset `base` on, without the range `gap`.
+/// Some bytes of a snapshot: those from offset `base` on, without the range `gap`.
 struct Source<'a> {
     head: &'a SnapshotHead,
     bytes: &'a Bytes,
@@ -558,7 +559,7 @@ pub(super) fn used_lengths(
     }
     let record = directory.record_range;
     if let Some(more) = record.cells.checked_sub(1) {
-        // The directory knows the record's cells, not its length: count at least one block of the last cell.
+        // The directory knows the record's cells, not its length: count one block of the last cell.
         let last = layout.offset_of(record.cell.saturating_add(more))?;
         grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
     }

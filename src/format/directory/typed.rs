@@ -1,5 +1,5 @@
-//! Columns of numbers by id, read without I/O: the labels ([`Labels`]), and the typed columns ([`Column`]), whose
-//! values are stored as labels are.
+//! Columns by id, read without I/O: the labels ([`Labels`]), and the typed columns ([`Column`]), which store their
+//! values in a [`Labels`] too.
 //!
 //! The values of typed columns have the same bytes in memory as in the snapshot's section. The section begins with the
 //! number of columns. For each column follow its name, the number of its type, the bytes per value and, for type str,
@@ -30,7 +30,7 @@ use crate::format::field_type::FieldTypes;
 pub struct Column {
     spec: ColumnSpec,
     /// Ints, bools or indexes of strings, as integers; or the bytes of floats.
-    cells: Labels,
+    values: Labels,
     /// The distinct strings of a column of type str, ascending. At least one sample has each of them.
     texts: Arc<[String]>,
 }
@@ -61,23 +61,23 @@ impl Column {
         if self.spec.kind.is_float() {
             return self.float(id).map_or(Value::None, Value::Float);
         }
-        value_of(self.spec.kind, self.cells.get(id).unwrap_or(NO_LABEL), &self.texts)
+        value_of(self.spec.kind, self.values.get(id).unwrap_or(NO_LABEL), &self.texts)
     }
 
     /// The value of `id` as an integer: an int, a bool as 0 or 1, or the index of a string. `None` if `id` has no value
     /// or the column has floats.
     #[inline]
     pub fn int(&self, id: u64) -> Option<i64> {
-        if self.spec.kind.is_float() { None } else { self.cells.get(id) }
+        if self.spec.kind.is_float() { None } else { self.values.get(id) }
     }
 
     /// The floating-point number of `id`; `None` if `id` has no value or the column has another type.
     #[inline]
     pub fn float(&self, id: u64) -> Option<f64> {
         match self.spec.kind {
-            ColumnType::Float => float_of(self.cells.bytes_of(id)?, f64::from_le_bytes),
+            ColumnType::Float => float_of(self.values.bytes_of(id)?, f64::from_le_bytes),
             ColumnType::Float32 => {
-                float_of(self.cells.bytes_of(id)?, |bytes| f32::from_le_bytes(bytes).into())
+                float_of(self.values.bytes_of(id)?, |bytes| f32::from_le_bytes(bytes).into())
             }
             _ => None,
         }
@@ -85,12 +85,12 @@ impl Column {
 
     /// The values by id, little-endian: see the table at the top of this file.
     pub fn as_bytes(&self) -> &[u8] {
-        self.cells.as_bytes()
+        self.values.as_bytes()
     }
 
     /// Bytes per value.
     pub fn width_bytes(&self) -> usize {
-        self.cells.width_bytes()
+        self.values.width_bytes()
     }
 
     /// A column in which the first `num_base` ids have the values of `base`, and the following ids have the `new`
@@ -101,7 +101,7 @@ impl Column {
         num_base: u64,
         new: impl Iterator<Item = Value<'v>> + Clone,
     ) -> Column {
-        let (cells, texts) = match spec.kind {
+        let (values, texts) = match spec.kind {
             ColumnType::Float => (floats_of(base, num_base, new, f64::to_le_bytes), Arc::default()),
             ColumnType::Float32 => {
                 let narrow = |number| (number as f32).to_le_bytes();
@@ -113,7 +113,7 @@ impl Column {
                     Value::Bool(is_true) => is_true.into(),
                     _ => NO_LABEL,
                 };
-                let base = base.map(|base| &base.cells);
+                let base = base.map(|base| &base.values);
                 (ints_of(base, num_base, new.map(number)), Arc::default())
             }
             ColumnType::Text => {
@@ -121,7 +121,7 @@ impl Column {
                 texts_of(old.chain(new))
             }
         };
-        Column { spec: spec.clone(), cells, texts }
+        Column { spec: spec.clone(), values, texts }
     }
 
     /// A copy of the column in which ids for which `is_dropped` holds have no value. Strings that no sample uses any
@@ -248,7 +248,8 @@ impl TypedColumns {
         (out, head_len)
     }
 
-    /// Decodes the section: the columns, whose values are slices of `bytes`, and the types of the fields.
+    /// Decodes the section: the columns, whose values are slices of `bytes`, and the types of the fields. `head_len` is
+    /// the number of bytes before the values.
     pub(crate) fn decode(
         bytes: &Bytes,
         head_len: u64,
@@ -275,18 +276,18 @@ impl TypedColumns {
             let start = at.next_multiple_of(ALIGN);
             enough(WHAT, (start as u64).saturating_add(len), bytes.len())?;
             at = start + len as usize;
-            let values = bytes.slice(start..at).expect("they are there");
+            let bytes = bytes.slice(start..at).expect("they are there");
             let Some(kind) = kind else { continue };
-            let cells = match kind {
+            let values = match kind {
                 ColumnType::Float | ColumnType::Float32 => {
                     let expected = if kind == ColumnType::Float { 8 } else { 4 };
                     equal("bytes of a value of a typed column", expected, width)?;
-                    Labels::of_width(values, width as usize)
+                    Labels::of_width(bytes, width as usize)
                 }
-                _ => Labels::from_bytes(values, width, num_samples)?,
+                _ => Labels::from_bytes(bytes, width, num_samples)?,
             };
             let spec = ColumnSpec { name, kind };
-            columns.push(Column { spec, cells, texts: texts.into() });
+            columns.push(Column { spec, values, texts: texts.into() });
         }
         let field_types = match head.len() {
             0 => FieldTypes::default(),
@@ -299,17 +300,18 @@ impl TypedColumns {
     }
 }
 
-/// Labels of all samples, by id, all as wide as the widest label. Typed columns store their values in the same form.
+/// Labels of all samples, by id, all as wide as the widest label. Typed columns store integers in the same form, and
+/// floats as plain values of 4 or 8 bytes.
 #[derive(Debug, Clone)]
 pub struct Labels {
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
     /// Bytes per label: 1, 2, 4 or 8.
     width: usize,
 }
 
 impl Labels {
-    /// Appends `labels` to the column of `base`, which has the first `num_base` ids. The labels are in the order of
-    /// ids and within `range`. `None` if no sample has a label.
+    /// Appends `labels` to the column of `base`, which has the first `num_base` ids. `labels` are in the order of ids,
+    /// [`NO_LABEL`] for a sample without one; all others are within `range`. `None` if no sample has a label.
     pub(crate) fn extended(
         base: Option<&Labels>,
         num_base: u64,
@@ -389,15 +391,6 @@ impl Labels {
     /// The column: little-endian two's complement, by id; the smallest value means "no label".
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
-    }
-
-    /// The column, to be shared.
-    pub(crate) fn shared(&self) -> &Bytes {
-        &self.bytes
-    }
-
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.bytes.len() as u64
     }
 }
 

@@ -1,7 +1,7 @@
 //! The header of a chunk, which describes the chunk's samples. So chunks are self-describing: the directory can be
 //! rebuilt from them alone.
 //!
-//! A header is a [head](RawHead) of 128 bytes and a [*table*](crate::format::table):
+//! A header is a [head](RawHead) of 128 bytes, of `chunk_head.rs`, and a [*table*](crate::format::table):
 //!
 //! ```text
 //! head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
@@ -40,7 +40,7 @@ pub struct SampleEntry<'a> {
     pub label: Option<i64>,
     /// Values in the typed columns.
     pub values: RowValues<'a>,
-    /// Offset of the record from the start of the chunk.
+    /// Offset of the record from the start of the chunk, in bytes.
     pub offset_bytes: u64,
     /// Bytes of the record.
     pub len_bytes: u32,
@@ -68,7 +68,8 @@ impl ChunkHeader {
     /// Reads the header of a chunk of samples; `bytes` may continue after it.
     ///
     /// # Errors
-    /// `Truncated`: `bytes` are too few; the error has the length to read. Other errors: the header is invalid.
+    /// `Truncated`: `bytes` are too few; the error has the length that is needed at least. Other errors: the header is
+    /// invalid.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         let is_of_samples = head.kind == ChunkKind::Samples;

@@ -1,8 +1,8 @@
 //! Typed columns: named, typed metadata that the user gives for each sample, besides the label.
 //!
-//! In a chunk's header, all typed columns together are one entry of the [table](super::table), of kind `TYPED`: the
-//! *table column*. It has the number of typed columns and, for each of them, its name, the number of its type, and its
-//! encoded values with a length prefix. There is one value per sample of the chunk, in the order of slots:
+//! In a chunk's header, all typed columns together are one column of the [table](super::table): `kind::TYPED`. It has
+//! the number of typed columns and, for each of them, its name, the number of its type, and its encoded values with a
+//! length prefix. There is one value per sample of the chunk, in the order of slots:
 //!
 //! | type | number | a value                                                                              |
 //! |------|--------|--------------------------------------------------------------------------------------|
@@ -46,7 +46,7 @@ impl ColumnType {
         self as u64 + 1
     }
 
-    /// The type with this number; `None` if only a later release knows it.
+    /// The type with this number; `None` if this release does not know it.
     pub(crate) fn from_number(number: u64) -> Option<ColumnType> {
         TYPES.into_iter().find(|(kind, _)| kind.number() == number).map(|(kind, _)| kind)
     }
@@ -61,8 +61,8 @@ impl ColumnType {
         TYPES[self as usize].1
     }
 
-    /// Returns whether a column of this type can hold `value`. An f32 column rounds a float in its range, but no column
-    /// rounds an integer.
+    /// Returns whether a column of this type can hold `value`. An f32 column may round a float in its range; integers
+    /// must be held exactly.
     #[doc(hidden)]
     pub fn holds(self, value: Value<'_>) -> bool {
         match (self, value) {
@@ -200,7 +200,7 @@ pub struct RowValues<'a> {
 }
 
 impl<'a> RowValues<'a> {
-    /// The value in the column of this name and type.
+    /// The value in the column of this name and type; `Value::None` if there is no such column.
     pub fn get(&self, column: &ColumnSpec) -> Value<'a> {
         let Some((table, row)) = self.of else { return Value::None };
         let found = table.columns.iter().find(|own| own.spec == *column);
@@ -339,7 +339,7 @@ impl ColumnTable {
         check_columns(&self.specs().cloned().collect::<Vec<_>>())
     }
 
-    /// Removes all rows after the first `num_rows`.
+    /// Removes all rows after the first `num_rows`. Their strings stay.
     #[doc(hidden)]
     pub fn truncate(&mut self, num_rows: usize) {
         self.num_rows = self.num_rows.min(num_rows);
@@ -357,7 +357,7 @@ impl ColumnTable {
         }
     }
 
-    /// Appends the encoded table column to the table of a chunk.
+    /// Appends the content of the column `kind::TYPED` of a chunk's table.
     #[doc(hidden)]
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_number(out, self.columns.len() as u64);
@@ -371,7 +371,7 @@ impl ColumnTable {
         }
     }
 
-    /// Decodes the table column of a chunk with `num_rows` samples.
+    /// Decodes the column `kind::TYPED` of a chunk with `num_rows` samples.
     ///
     /// # Errors
     /// The bytes are damaged or exceed a limit.
@@ -526,10 +526,10 @@ fn raw_of(number: f64) -> i64 {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ColumnBound {
     columns: Vec<ColumnSpec>,
-    /// Bytes of the table column as a whole; 0 without typed columns.
-    heads: usize,
-    /// Bytes of the typed columns: their heads, and the values of all samples so far.
-    values: usize,
+    /// Bytes of `kind::TYPED` before the typed columns; 0 without typed columns.
+    fixed: usize,
+    /// Bytes of the typed columns: names, types, lengths, and the values of all samples so far.
+    columns_len: usize,
     /// By typed column: the strings so far.
     texts: Vec<BTreeSet<String>>,
 }
@@ -540,9 +540,9 @@ impl ColumnBound {
         let head = |column: &ColumnSpec| 2 + column.name.len() + 1 + 5 + 3;
         ColumnBound {
             columns: columns.to_vec(),
-            // The kind of the table column, its length, and the number of typed columns.
-            heads: if columns.is_empty() { 0 } else { 1 + 5 + 1 },
-            values: columns.iter().map(head).sum(),
+            // The kind, the length, and the number of typed columns.
+            fixed: if columns.is_empty() { 0 } else { 1 + 5 + 1 },
+            columns_len: columns.iter().map(head).sum(),
             texts: vec![BTreeSet::new(); columns.len()],
         }
     }
@@ -554,13 +554,13 @@ impl ColumnBound {
         }
         let columns = self.columns.iter().zip(&self.texts);
         let more: usize = columns.map(|(column, texts)| cost(column, values, texts)).sum();
-        self.heads + self.values + more
+        self.fixed + self.columns_len + more
     }
 
     /// Adds a sample.
     pub(crate) fn take(&mut self, values: &RowValues<'_>) {
         for (column, texts) in self.columns.iter().zip(&mut self.texts) {
-            self.values += cost(column, values, texts);
+            self.columns_len += cost(column, values, texts);
             if let Value::Text(text) = values.get(column) {
                 texts.insert(text.to_owned());
             }

@@ -1,5 +1,5 @@
-//! Reads and writes bytes on media: LEB128 numbers, length-prefixed bytes, and structures of fixed length with a
-//! checksum.
+//! Reads and writes bytes on media: LEB128 numbers, optional labels, length-prefixed bytes, and structures of fixed
+//! length with a checksum.
 
 use zerocopy::FromBytes;
 

@@ -40,22 +40,22 @@ impl Element {
 
     /// Short name, such as `u8`, `bf16` or `bool`.
     pub fn name(self) -> &'static str {
-        ELEMENTS[self as usize].name
+        self.row().0
     }
 
     /// Name of the numpy dtype; for `Bf16`, of the ml_dtypes one.
     pub fn numpy_name(self) -> &'static str {
-        ELEMENTS[self as usize].numpy_name
+        self.row().1
     }
 
     /// The numpy dtype string without the byte order, such as `f4`; for `Bf16`, a void of two bytes.
     pub(crate) fn dtype(self) -> &'static str {
-        ELEMENTS[self as usize].dtype
+        self.row().3
     }
 
     /// Bytes of one element.
     pub fn len_bytes(self) -> u32 {
-        ELEMENTS[self as usize].len_bytes
+        self.row().2
     }
 
     /// The element type with this short or numpy name.
@@ -64,38 +64,23 @@ impl Element {
         let has_name = |element: &Element| name == element.name() || name == element.numpy_name();
         Element::ALL.into_iter().find(has_name)
     }
-}
 
-/// The properties of an element type.
-struct ElementRow {
-    name: &'static str,
-    numpy_name: &'static str,
-    len_bytes: u32,
-    dtype: &'static str,
+    /// Short name, numpy name, bytes of an element, and dtype string.
+    fn row(self) -> (&'static str, &'static str, u32, &'static str) {
+        match self {
+            Element::U8 => ("u8", "uint8", 1, "u1"),
+            Element::I8 => ("i8", "int8", 1, "i1"),
+            Element::U16 => ("u16", "uint16", 2, "u2"),
+            Element::I16 => ("i16", "int16", 2, "i2"),
+            Element::U32 => ("u32", "uint32", 4, "u4"),
+            Element::I32 => ("i32", "int32", 4, "i4"),
+            Element::U64 => ("u64", "uint64", 8, "u8"),
+            Element::I64 => ("i64", "int64", 8, "i8"),
+            Element::F16 => ("f16", "float16", 2, "f2"),
+            Element::Bf16 => ("bf16", "bfloat16", 2, "V2"),
+            Element::F32 => ("f32", "float32", 4, "f4"),
+            Element::F64 => ("f64", "float64", 8, "f8"),
+            Element::Bool => ("bool", "bool", 1, "b1"),
+        }
+    }
 }
-
-const fn row(
-    name: &'static str,
-    numpy_name: &'static str,
-    len_bytes: u32,
-    dtype: &'static str,
-) -> ElementRow {
-    ElementRow { name, numpy_name, len_bytes, dtype }
-}
-
-/// The rows of all element types, in the order of [`Element`].
-const ELEMENTS: [ElementRow; 13] = [
-    row("u8", "uint8", 1, "u1"),
-    row("i8", "int8", 1, "i1"),
-    row("u16", "uint16", 2, "u2"),
-    row("i16", "int16", 2, "i2"),
-    row("u32", "uint32", 4, "u4"),
-    row("i32", "int32", 4, "i4"),
-    row("u64", "uint64", 8, "u8"),
-    row("i64", "int64", 8, "i8"),
-    row("f16", "float16", 2, "f2"),
-    row("bf16", "bfloat16", 2, "V2"),
-    row("f32", "float32", 4, "f4"),
-    row("f64", "float64", 8, "f8"),
-    row("bool", "bool", 1, "b1"),
-];

@@ -88,12 +88,12 @@ pub enum FormatError {
         /// The first byte that is not UTF-8.
         at: u64,
     },
-    /// Two copies of the same fact differ.
+    /// A value differs from the required one: that of another copy of the same fact, or of the format.
     #[error("{what}: {found}, expected {expected}")]
     Mismatch {
         /// The field.
         what: &'static str,
-        /// The value of the other copy.
+        /// The value that is required.
         expected: u64,
         /// The value that was found.
         found: u64,
@@ -106,7 +106,8 @@ pub enum FormatError {
         /// Bytes free in total, in shorter pieces.
         free_bytes: u64,
     },
-    /// The requested data was not loaded: names can be left on media when a directory is opened.
+    /// The requested data was not loaded: lookup tree, names and origins can be left on media when a directory is
+    /// opened.
     #[error("{what} are not loaded")]
     NotLoaded {
         /// The missing data.
@@ -161,7 +162,7 @@ pub fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, Format
     if value > limit { Err(out_of_range(what, value, limit)) } else { Ok(value) }
 }
 
-/// Checks that `value` is in its range, as `is_in` says; `limit` is the end of the range.
+/// Checks that `value` is in its range, as `is_in` says; `limit` is the end of the range that an error names.
 pub(crate) fn in_range(
     is_in: bool,
     what: &'static str,

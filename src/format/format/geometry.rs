@@ -156,11 +156,16 @@ pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Pack {
-    /// No sample touches more blocks than its length needs, at the cost of at most 1/8 of padding
-    ///
     /// A sample begins at the next 4,096-byte boundary if it then touches one block less, and if the padding is at most
-    /// 1/8 of its length. A read of one sample then transfers one block less.
+    /// 1/8 of its length. A read of one sample then transfers one block less. Otherwise it begins where the previous
+    /// one ends.
     #[default]
+    #[cfg_attr(
+        feature = "clap",
+        value(
+            help = "No sample touches more blocks than its length needs, at the cost of at most 1/8 of padding"
+        )
+    )]
     Aligned,
     /// No padding
     ///

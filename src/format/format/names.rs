@@ -1,8 +1,8 @@
-//! The order of names, their common prefixes, and their fingerprints.
+//! The order of names, their common prefixes, and their fingerprints; and the checksum of bytes on media, which other
+//! crates take from here.
 
 use std::cmp::Ordering;
 
-// The checksum of all structures on media, for callers outside this crate.
 pub use dlfs_base::checksum::{crc32c, crc32c_append};
 
 /// The order of names: bytewise, but a slash sorts before all other bytes. So the contents of a folder directly follow

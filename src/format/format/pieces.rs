@@ -1,11 +1,12 @@
-//! Checksums of the pieces of large samples, so that a part of a sample can be read and verified without the rest.
+//! Checksums of the pieces of large samples, so that a range of a sample's bytes can be read and verified without the
+//! rest.
 //!
 //! A record of more than [`PIECED_ABOVE_BYTES`] is divided into pieces of [`PIECE_BYTES`] from its first byte;
-//! the last piece may be shorter. Their checksums are a column of the chunk's header (`kind::PIECES`), four bytes for
-//! 256 KiB. They are loaded only when a part is read.
+//! the last piece may be shorter. The checksums of the pieces are a column of the chunk's header (`kind::PIECES`): four
+//! bytes for 256 KiB. A reader loads them only to read such a range.
 //!
-//! The checksums are verified before use: combined, they must give the checksum of the record ([`whole`]), which the
-//! directory holds. So a stale or misplaced header is detected.
+//! A reader verifies the checksums before use: combined, they must give the checksum of the record ([`whole`]), which
+//! the directory holds. So a stale or misplaced header is detected.
 
 use std::sync::LazyLock;
 
@@ -17,7 +18,7 @@ pub const PIECE_BYTES: u32 = 256 << 10;
 /// Records longer than this have checksums of their pieces.
 pub const PIECED_ABOVE_BYTES: u32 = 1 << 20;
 
-/// Number of piece checksums of a record of `len` bytes: 0 if the record is not large.
+/// Number of piece checksums of a record of `len` bytes: 0 if the record is not longer than [`PIECED_ABOVE_BYTES`].
 pub fn num_pieces(len: u32) -> usize {
     if len <= PIECED_ABOVE_BYTES { 0 } else { len.div_ceil(PIECE_BYTES) as usize }
 }

@@ -96,7 +96,8 @@ impl GenerationRecord {
     /// Reads a record and its head.
     ///
     /// # Errors
-    /// `Truncated`: `bytes` are too few; the error has the length to read. Other errors: the record is invalid.
+    /// `Truncated`: `bytes` are too few; the error has the length that is needed at least. Other errors: the record is
+    /// invalid.
     pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
         let head = ChunkHead::parse(bytes)?;
         in_range(head.kind == ChunkKind::Record, "kind of a generation record", 1u64, 2)?;
@@ -223,11 +224,11 @@ fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError>
 /// An object that an image was imported from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// The generation that it was imported into.
+    /// The generation that an import from the object wrote.
     pub generation: Generation,
     /// Address of the object, without secrets.
     pub address: String,
-    /// Length of the object.
+    /// Length of the object in bytes.
     pub len_bytes: u64,
     /// Entity tag of the object, if the store gave one.
     pub etag: Option<String>,

@@ -1,8 +1,8 @@
 //! The head of a directory snapshot: its sections and their locations.
 //!
 //! A snapshot is this head and the columns of the directory, one *section* each. Columns have the same bytes as in
-//! memory, each with its own CRC32C, so loading only reads and verifies them. The lookup tree is one range, and only
-//! the origins follow the names, so a reader that needs neither names nor tree can skip them: see
+//! memory, each with its own CRC32C, so loading only reads and verifies them. The lookup tree is one range; the names
+//! are at the end, followed only by the origins. So a reader by id reads the two ranges that have neither:
 //! [`SnapshotHead::ranges_by_id`].
 
 use std::ops::Range;
@@ -89,7 +89,7 @@ struct RawSection {
 }
 const _: () = assert!(size_of::<RawSection>() == 32);
 
-/// Kinds of sections, in their order in a snapshot. `directory` describes their contents.
+/// Kinds of sections, in their order in a snapshot; no section has the number 14. `directory` describes their contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum SectionKind {

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use crate::format::geometry::CELL_BYTES;
 use crate::format::{CellRange, FormatError, ImageLayout};
 
 /// Free and used cells of all namespaces of an image. Allocation is deterministic: it depends only on earlier
@@ -15,8 +16,6 @@ use crate::format::{CellRange, FormatError, ImageLayout};
 pub struct Space {
     /// The cells of each namespace.
     namespaces: Vec<NamespaceCells>,
-    /// Bytes of a cell.
-    cell_len_bytes: u64,
 }
 
 /// The cells of one namespace.
@@ -24,7 +23,7 @@ pub struct Space {
 struct NamespaceCells {
     /// Cells at or above this number are not allocated.
     capacity: u64,
-    /// Used ranges: end by start. Adjacent ranges are merged. The first range is the reserved cells.
+    /// Used ranges: end by start. Adjacent ranges are merged. The first range begins with the reserved cells.
     used: BTreeMap<u64, u64>,
     /// For each power of two, a cell below which no free range of that many cells begins. Lets a search skip many small
     /// gaps.
@@ -41,13 +40,11 @@ impl Space {
             cells.take(0, layout.first_cell());
             cells
         };
-        Space {
-            namespaces: len_bytes.iter().map(namespace).collect(),
-            cell_len_bytes: layout.cell_bytes(),
-        }
+        Space { namespaces: len_bytes.iter().map(namespace).collect() }
     }
 
-    /// Marks `range` as used. Call it for all ranges that the current generation reads or freed.
+    /// Marks `range` as used; ignores a range of an unknown namespace. Call it for all ranges that the current
+    /// generation reads or freed.
     pub fn reserve(&mut self, range: CellRange) {
         if let Some(cells) = self.namespaces.get_mut(usize::from(range.namespace)) {
             cells.take(range.cell, range.cells);
@@ -107,8 +104,8 @@ impl Space {
     /// The error for a failed allocation of `cells` cells.
     pub fn no_room(&self, cells: u64) -> FormatError {
         FormatError::NoSpace {
-            needed_bytes: cells.saturating_mul(self.cell_len_bytes),
-            free_bytes: self.free_cells().saturating_mul(self.cell_len_bytes),
+            needed_bytes: cells.saturating_mul(CELL_BYTES),
+            free_bytes: self.free_cells().saturating_mul(CELL_BYTES),
         }
     }
 
@@ -186,7 +183,7 @@ pub fn freed(
     joined
 }
 
-/// The cells of `old` that are in no range of `new`, as ranges in the order of `old`. The ranges of `new` do not
+/// The cells of `old` that are in no range of `new`, as ranges in the order of `old`. The ranges of `new` must not
 /// overlap.
 pub fn without(
     old: impl IntoIterator<Item = CellRange>,
@@ -199,7 +196,7 @@ pub fn without(
         let namespace = range.namespace;
         let end = range.cell + range.cells;
         let mut at = range.cell;
-        // Only the last of the kept ranges that begin at or before this one can overlap it.
+        // Of the kept ranges that begin at or before this one, only the last can overlap it.
         let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));
         for kept in &kept[from.saturating_sub(1)..] {
             if (kept.namespace, kept.cell) >= (namespace, end) {

@@ -32,7 +32,7 @@ use dlfs_base::units::{Generation, total};
 /// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
 /// | 40..48     | `time_ns`            | time of the commit, in ns since 1970                   |
 /// | 48..56     | `required`           | features that a reader must know; none so far          |
-/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: no other copy |
+/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: void copy    |
 /// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
 /// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
 /// | 80..84     | `chunk_size`         | maximum bytes of a chunk of several samples            |
@@ -44,7 +44,7 @@ use dlfs_base::units::{Generation, total};
 /// | 108..112   | `reserved_c`         | zero                                                   |
 /// | 112..120   | `num_samples`        | ids assigned, deleted samples included                 |
 /// | 120..128   | `num_live`           | live samples                                           |
-/// | 128..136   | `to_write`           | features that a writer must know, and a reader may not |
+/// | 128..136   | `to_write`           | features that a writer must know; a reader need not    |
 /// | 136..504   | `reserved_d`         | zero                                                   |
 /// | 504..508   | `balance`            | makes `crc` 0                                          |
 /// | 508..4092  | `reserved_e`         | zero                                                   |
@@ -94,7 +94,7 @@ pub struct Superblock {
     pub generation: Generation,
     /// Time of the commit, in ns since 1970.
     pub time_ns: u64,
-    /// Features that a reader may ignore.
+    /// Features that a reader may ignore: [`OTHER_COPY_VOID`].
     pub optional_features: u64,
     /// Seed of the newest part's placement.
     pub placement_seed: u64,
@@ -117,7 +117,7 @@ pub struct SnapshotLocation {
     pub namespace: u16,
     /// First byte.
     pub offset_bytes: u64,
-    /// Length.
+    /// Length in bytes.
     pub len_bytes: u64,
     /// The CRC32C at the end of the snapshot's head. It covers the checksums of all sections, so a snapshot with
     /// another value is not the committed one.

@@ -366,9 +366,9 @@ pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
     };
     let is_of = |candidate: &Candidate| image.is_some() && uuid(candidate) == image;
     let count = candidates.iter().filter(|candidate| is_of(candidate)).count();
-    let whole = candidates.iter().find(|candidate| is_of(candidate));
-    let whole = whole.and_then(|candidate| candidate.copies.newest());
-    let is_whole = whole.is_some_and(|one| count >= usize::from(one.layout.num_namespaces));
+    let first = candidates.iter().find(|candidate| is_of(candidate));
+    let first = first.and_then(|candidate| candidate.copies.newest());
+    let is_whole = first.is_some_and(|one| count >= usize::from(one.layout.num_namespaces));
     let is_damaged = |candidate: &Candidate| {
         !is_whole && candidate.copies.newest().is_none() && !candidate.copies.is_blank()
     };

@@ -447,12 +447,12 @@ fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
     Ok(order)
 }
 
-/// An upper bound of a table's bytes, without the names and types of the fields. Computed sample by sample; it holds
-/// for any order of the samples' names.
+/// An upper bound of a table's bytes, without the names and types of the fields. Computed sample by sample; the bound
+/// holds for any order of the samples' names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bound {
-    /// The most bytes of lengths, checksums and labels.
-    values: usize,
+    /// The most bytes of the lengths, checksums and labels, and of the checksums of pieces.
+    numbers: usize,
     num_samples: usize,
     /// Bytes of all names before front coding, and the number of nonempty names.
     names: usize,
@@ -480,13 +480,13 @@ impl Bound {
         // bit.
         let each = num_samples * (2 + 2 + 2) + num_samples.div_ceil(8);
         let labels = if any_label { num_samples } else { 0 };
-        let values = self.values + values(meta, len) + self.typed.with(&meta.values);
-        COLUMN_HEADS + values + each + labels + names
+        let numbers = self.numbers + numbers_len(meta, len);
+        COLUMN_HEADS + numbers + self.typed.with(&meta.values) + each + labels + names
     }
 
     /// Adds a sample.
     pub(crate) fn take(&mut self, meta: &SampleMeta<'_>, len: u32) {
-        self.values += values(meta, len);
+        self.numbers += numbers_len(meta, len);
         self.num_samples += 1;
         self.any_label |= meta.label.is_some();
         self.typed.take(&meta.values);
@@ -516,9 +516,9 @@ impl Bound {
     }
 }
 
-/// Upper bound of the bytes of a sample's length, checksums and label. The label's first byte is not counted here, but
-/// by [`Bound::with`].
-fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
+/// Upper bound of the bytes of a sample's length, label, checksum and checksums of pieces. The label's first byte is
+/// not counted here, but by [`Bound::with`].
+fn numbers_len(meta: &SampleMeta<'_>, len: u32) -> usize {
     let label = number_len(label_code(meta.label)) - 1;
     let pieces = match num_pieces(len) {
         0 => 0,

@@ -1,7 +1,9 @@
-//! The directory after a purge, which rewrites chunks without their deleted samples.
+//! Directories made from another one: after a delete, after a purge, and of a view.
 //!
-//! Ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are cleared. The
-//! result equals a directory built from all chunks, but making it takes only a few passes over flat columns.
+//! Ids and slots stay the same. A delete and a view only mark samples as deleted; everything else is shared. A purge
+//! rewrites chunks without their deleted samples: the columns are copied, and only the entries of dropped samples are
+//! cleared. The result equals a directory built from all chunks, but making it takes only a few passes over flat
+//! columns.
 
 use std::sync::Arc;
 
@@ -12,9 +14,9 @@ use crate::directory::builder::raw_chunk;
 use crate::directory::columns::{Checkpoint, Columns, RawChunk, STRIDE, Walk};
 use crate::directory::typed::{LabelRange, Labels, NO_LABEL};
 use crate::directory::{Bytes, Directory, IdSet, ImageMetadata};
-use crate::format::error::equal;
+use crate::format::error::{equal, out_of_range};
 use crate::format::{CellRange, ChunkHead, FormatError, Pack};
-use dlfs_base::units::{Generation, Slot};
+use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// A generation in which some samples have moved to new chunks.
 #[derive(Debug, Clone, Copy)]
@@ -30,12 +32,55 @@ pub struct Rewrite<'a> {
     pub since: Generation,
 }
 
+/// Identifies the view that a directory belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ViewMark {
+    /// The hash of the view's set of samples.
+    pub hash: [u8; 16],
+    /// The number of keyed splits that led to the view.
+    pub splits: u32,
+}
+
 impl Directory {
+    /// This directory with `ids` deleted, as the next `generation`. Shares the columns with this one.
+    /// Already deleted ids stay deleted.
+    ///
+    /// # Errors
+    /// `OutOfRange`: an id was not assigned.
+    pub fn with_deleted(
+        &self,
+        ids: &[SampleId],
+        generation: Generation,
+        time_ns: u64,
+    ) -> Result<Directory, FormatError> {
+        let len = self.num_samples();
+        let mut by_id = self.deleted_ids.to_ids(len);
+        let mut by_slot = self.deleted_slots.to_ids(len);
+        for &id in ids {
+            let unknown = || out_of_range("id of a sample", id.0, len.saturating_sub(1));
+            let slot = self.slot_of(id).ok_or_else(unknown)?;
+            by_id.insert(id.0);
+            by_slot.insert(slot.0);
+        }
+        let metadata = ImageMetadata { freed: Vec::new(), ..(*self.metadata).clone() };
+        Ok(Directory {
+            generation,
+            time_ns,
+            metadata: Arc::new(metadata),
+            record_range: CellRange::default(),
+            head_crc32c: None,
+            deleted_ids: by_id.into(),
+            deleted_slots: by_slot.into(),
+            ..self.clone()
+        })
+    }
+
     /// This directory as another generation, with new chunks. Deleted samples in the slots of the new chunks lose their
     /// length, checksum, name, label and typed values.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media. `Mismatch`: the new chunks do not replace whole old chunks.
+    /// `NotLoaded`: names or lookup tree are still on media. `Mismatch`: the new chunks do not replace whole old
+    /// chunks. Other errors: a name is damaged.
     pub fn rewritten(&self, rewrite: &Rewrite<'_>) -> Result<Directory, FormatError> {
         let table = self.spliced(rewrite.chunks)?;
         let mut lengths = self.columns.lengths.to_vec();
@@ -74,6 +119,35 @@ impl Directory {
             directory.drop_names(&dropped)?;
         }
         Ok(directory)
+    }
+
+    /// The directory of the samples in `members`, all live in this one. Shares the columns with this one.
+    pub(crate) fn viewed(&self, members: &IdSet, mark: ViewMark) -> Directory {
+        let len = self.num_samples();
+        let mut absent = IdSet::full(len);
+        absent.remove_all(members);
+        let slot = |id| self.slot_of(SampleId(id)).expect("all ids below the end have a slot").0;
+        // Compute the slots of the smaller set: absent ids or members.
+        let mut slots = IdSet::new(len);
+        if absent.count() <= members.count() {
+            absent.iter().for_each(|id| _ = slots.insert(slot(id)));
+        } else {
+            slots = IdSet::full(len);
+            members.iter().for_each(|id| slots.remove(slot(id)));
+        }
+        Directory {
+            deleted_ids: absent.into(),
+            deleted_slots: slots.into(),
+            view: Some(mark),
+            ..self.clone()
+        }
+    }
+
+    /// The ids of the live samples.
+    pub(crate) fn live_ids(&self) -> IdSet {
+        let mut live = IdSet::full(self.num_samples());
+        live.remove_all(&self.deleted_ids.to_ids(self.num_samples()));
+        live
     }
 
     /// Drops names, labels, values of typed columns and tree entries of the ids in `dropped`.
@@ -118,8 +192,8 @@ impl Directory {
         Ok(table)
     }
 
-    /// The time of the oldest chunk of each part: the time of the generation, if the purge rewrote all chunks of the
-    /// part that are not lost, and there is one.
+    /// The time of the oldest chunk of each part. It becomes the time of this generation if the part has chunks that
+    /// are not lost, and the purge rewrote all of them.
     fn started_ns(&self, table: &[RawChunk], rewrite: &Rewrite<'_>) -> Vec<u64> {
         let parts = self.parts().zip(&self.metadata.started_ns);
         let of_part = parts.map(|(part, &started_ns)| {
