@@ -1,7 +1,7 @@
 //! The image format, the sample directory, views and file trees. Pure: bytes go in and come out, without I/O.
 //!
 //! [`mod@format`] encodes and decodes an image, [`directory`] maps ids and names of samples to their locations,
-//! [`view`] selects a part of the samples, and [`posix`] presents the samples as a tree of files.
+//! [`view`] selects some of the samples, and [`posix`] presents the samples as a tree of files.
 //!
 //! This crate neither writes images (`dlfs-import` does) nor chooses the next sample (`dlfs-order` does).
 //!

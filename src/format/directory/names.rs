@@ -203,7 +203,7 @@ pub(crate) struct NameCursor<'a> {
     names: &'a Names,
     /// The id that the next [`advance`](Self::advance) moves to.
     pub(super) next_id: u64,
-    /// The block of `next_id`, or, if that begins a block, of the id before; `None` before the first id.
+    /// The block of `next_id`, or, if that begins a block, of the id before; `None` if no id has come before.
     block: Option<NameBlock<'a>>,
     /// The name that the last `advance` moved to.
     name: Vec<u8>,

@@ -1,8 +1,9 @@
 //! Detects the epochs of a program that knows only files, from the files that it opens.
 //!
 //! A new epoch begins when the program opens files again that it has opened in the current epoch. A program may open
-//! each file twice, and from several threads, so one repeated file is not enough. A new epoch is detected after
-//! `IN_A_ROW` repeated files in a row, or after all files of a shorter epoch; it began with the first of them.
+//! each file twice, and from several threads, so one repeated file is not enough. A new epoch is detected once
+//! `IN_A_ROW` different files were repeated without a new file between them, or all files of a shorter epoch; it began
+//! with the first of them.
 //!
 //! If the program follows a known order, the epoch number in that order decides instead.
 
@@ -19,11 +20,11 @@ pub struct Epochs<M> {
     forgotten: u64,
     /// Number of files that the program can open.
     num_files: u64,
-    /// One bit per file, set if the file was opened in this epoch.
+    /// One bit per file, set if the file was opened in this epoch; grows to the highest number so far.
     seen: Vec<u64>,
     /// The number of files opened in this epoch.
     num_seen: u64,
-    /// The files that were opened again, without a new file between them.
+    /// The different files that were opened again since the last file that was new or in the known order.
     again: Vec<u64>,
     /// The value of `M` before the first file of `again`.
     at_again: Option<M>,
@@ -53,7 +54,8 @@ impl<M> Epochs<M> {
     }
 
     /// Records that the program opens the file with number `file`. `along` is the file's epoch in the known order that
-    /// the program follows. `now` returns the value of `M` before this open; it is called only if an epoch may begin.
+    /// the program follows; `None` if the file is not opened along an order. `now` returns the value of `M` before this
+    /// open; it is called only if an epoch may begin.
     pub fn opened(&mut self, file: u64, along: Option<Epoch>, now: impl FnOnce() -> M) {
         let is_next = along.is_some_and(|epoch| self.goes_along(epoch));
         if is_next || self.begins.is_empty() || std::mem::take(&mut self.is_over) {
@@ -120,7 +122,7 @@ impl<M> Epochs<M> {
     }
 }
 
-/// Number of repeated files in a row that begin a new epoch.
+/// Number of different repeated files in a row that begin a new epoch.
 const IN_A_ROW: u64 = 8;
 /// Maximum number of epochs that are kept.
 const MOST_KEPT: usize = 100;

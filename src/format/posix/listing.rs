@@ -11,11 +11,11 @@ pub struct Found<'a> {
     pub name: &'a [u8],
     /// File or folder.
     pub node: Node,
-    /// The position after this entry, to continue the listing.
+    /// The position (cookie) after this entry, to continue the listing.
     pub next: u64,
 }
 
-/// The position before the first entry.
+/// The position (cookie) before the first entry.
 pub const FIRST: u64 = 0;
 
 /// Position of a listing.
@@ -135,7 +135,7 @@ impl FileTree {
         Ok(true)
     }
 
-    /// The position as a number for the caller.
+    /// The position as a number for the caller: a cookie of [`FileTree::list`].
     fn cookie(&self, position: &Position) -> u64 {
         BEFORE + position.rank * self.num_fields() + position.field
     }

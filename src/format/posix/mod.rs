@@ -27,10 +27,9 @@
 //! Every listed entry can be looked up, with the same inode number. A position in a listing (a *cookie*) stays valid
 //! within a generation: a listing that continues there returns exactly the entries that were not returned before.
 //!
-//! Read this file first, then `listing.rs` (the entries of a folder) and `attributes.rs`. `epochs.rs` detects the
-//! epochs of a program from the files that it opens.
+//! Read this file first, then `listing.rs` (the entries of a folder). `epochs.rs` detects the epochs of a program from
+//! the files that it opens.
 
-mod attributes;
 mod epochs;
 mod listing;
 
@@ -42,7 +41,6 @@ use crate::format::FormatError;
 use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::units::SampleId;
 
-pub use attributes::Attributes;
 pub use epochs::Epochs;
 pub use listing::{FIRST, Found};
 
@@ -81,13 +79,33 @@ pub struct File {
     pub field: u16,
 }
 
+/// The attributes of a node that `stat` reports, except the owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    /// The inode number.
+    pub inode: u64,
+    /// Length in bytes; 0 for a folder.
+    pub len_bytes: u64,
+    /// Time at which the import of the file's sample began; for a folder, time of the generation. In ns since 1970.
+    pub modified_ns: u64,
+    /// Type and permissions: 0100444 or 040555.
+    pub mode: u32,
+}
+
+impl Attributes {
+    /// Length in blocks of 512 bytes, as `du` counts it.
+    pub fn blocks(&self) -> u64 {
+        self.len_bytes.div_ceil(512)
+    }
+}
+
 /// The error if a path does not lead to a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// There is no file or folder with this name.
     #[error("no such file or folder")]
     NotFound,
-    /// A component that must be a folder is a file: it is not the last one, or a slash follows it.
+    /// A component that must be a folder is a file: a slash or another component follows it.
     #[error("not a folder")]
     NotFolder,
     /// A component has more than 255 bytes, or the path more than 4,096.
@@ -114,7 +132,7 @@ impl FileTree {
     /// The tree of `directory`.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: a name is damaged.
     pub fn new(directory: Arc<Directory>) -> Result<FileTree, FormatError> {
         directory.rank_by_name(0, b"")?;
         let record = directory.record();
@@ -254,6 +272,57 @@ impl FileTree {
         }
     }
 
+    /// The attributes of a node. If samples have fields, the caller reads the length of the node's field from the
+    /// sample's record and passes it as `field_len_bytes`.
+    pub fn attributes(&self, node: Node, field_len_bytes: Option<u64>) -> Attributes {
+        let directory = self.directory();
+        let (len_bytes, modified_ns, mode) = match node {
+            Node::Folder(_) => (0, directory.time_ns(), 0o040_555),
+            Node::File(file) => {
+                let whole = || u64::from(directory.len_bytes(file.id).unwrap_or(0));
+                (field_len_bytes.unwrap_or_else(whole), self.modified_ns(file), 0o100_444)
+            }
+        };
+        Attributes { inode: self.inode(node), len_bytes, modified_ns, mode }
+    }
+
+    /// The value of an extended attribute as a string; `None` if the node does not have this attribute.
+    pub fn xattr(&self, node: Node, name: &[u8]) -> Option<String> {
+        let directory = self.directory();
+        let file = match node {
+            Node::File(file) => Some(file),
+            Node::Folder(_) => None,
+        };
+        match name {
+            b"user.dlfs.id" => Some(file?.id.0.to_string()),
+            b"user.dlfs.label" => Some(directory.label(file?.id)?.to_string()),
+            b"user.dlfs.crc32c" => {
+                let id = file?.id;
+                let crc = match directory.learned() {
+                    Some(learned) => learned.get(id)?,
+                    None => directory.extent(id)?.crc32c,
+                };
+                Some(format!("{crc:08x}"))
+            }
+            b"user.dlfs.generation" => Some(directory.generation().0.to_string()),
+            _ => None,
+        }
+    }
+
+    /// The names of a node's extended attributes, each terminated by a NUL byte, as `listxattr` returns them.
+    pub fn xattr_names(&self, node: Node) -> Vec<u8> {
+        let there = XATTRS.iter().filter(|name| self.xattr(node, name.as_bytes()).is_some());
+        there.flat_map(|name| [name.as_bytes(), b"\0"].concat()).collect()
+    }
+
+    /// Time at which the import of the file's sample began. A plain folder that was opened without an import has no
+    /// such time: for its files, the time of the generation, when the newest file was written.
+    fn modified_ns(&self, file: File) -> u64 {
+        let part = self.times.partition_point(|(first, _)| *first <= file.id.0);
+        let time = part.checked_sub(1).map_or(0, |part| self.times[part].1);
+        if time > 0 { time } else { self.directory().time_ns() }
+    }
+
     /// The path of the folder with a trailing slash: the prefix of all names below it. Empty for the top folder.
     fn prefix(&self, folder: Folder) -> Result<Vec<u8>, PathError> {
         let mut name = Vec::new();
@@ -368,11 +437,16 @@ pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
     parts.join(&b"%2F"[..]).into()
 }
 
+/// Names of the extended attributes. A folder has only the last one. A sample without a label has no
+/// `user.dlfs.label`; a file of a plain folder has no `user.dlfs.crc32c` before it was read.
+const XATTRS: [&str; 4] =
+    ["user.dlfs.id", "user.dlfs.label", "user.dlfs.crc32c", "user.dlfs.generation"];
 /// The inode number of the top folder, as FUSE requires.
 pub const ROOT: u64 = 1;
 /// The first inode number of a file.
 const FILES: u64 = 1 << 32;
-/// The first inode number of a folder. Those of files are smaller: there are at most 2^40 samples of 2^16 fields.
+/// The first inode number of a folder other than the top folder. Inode numbers of files are smaller: there are at most
+/// 2^40 samples of 2^16 fields.
 const FOLDERS: u64 = 1 << 62;
 /// Bits for the depth of a folder. It fits: a name has at most 4,096 bytes, and each folder takes two of them or more.
 const DEPTH_BITS: u32 = 12;

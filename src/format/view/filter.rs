@@ -13,7 +13,7 @@
 //! of type str are compared with strings, bytewise; bools with `true` and `false`, or 1 and 0; f32 values with the
 //! decimal rounded to f32.
 //!
-//! Names are also compared with glob patterns (`glob.rs`).
+//! Names, names of classes and values of type str are also compared with glob patterns (`glob.rs`).
 
 use super::glob::Glob;
 use super::text::{Compare, Expr, Literal, Problem, Test, number_at, order_of, parse};
@@ -47,7 +47,8 @@ enum NumberColumn {
     Id,
     Label,
     Len,
-    /// A typed column, by its index. Its strings are compared by their index, and its floats by their [`order_of`].
+    /// A typed column, by its index. Bools are compared as 0 and 1, strings by their index, and floats by their
+    /// [`order_of`].
     Typed(usize),
 }
 

@@ -1,4 +1,4 @@
-//! Views: a part of the samples of one generation, chosen by an expression, by ids, or by a keyed split.
+//! Views: some of the samples of one generation, chosen by an expression, by ids, or by a keyed split.
 //!
 //! A [`View`] is a set of ids of one image and generation, with a hash. [`View::directory`] makes a
 //! [`Directory`] of it, in which all other samples are marked as deleted; columns and names are
@@ -105,13 +105,13 @@ impl View {
         parts.map(view).collect()
     }
 
-    /// The view of `set`, which results from the same splits as `directory`.
+    /// The view of `set`, for which no further split was made after those of `directory`.
     fn of_set(directory: &Directory, set: IdSet) -> Result<View> {
         let splits = directory.view().map_or(0, |mark| mark.splits);
         View::of_splits(directory, set, splits)
     }
 
-    /// The view of `ids`, the result of `splits` splits.
+    /// The view of `ids`, which are the result of `splits` successive splits.
     fn of_splits(directory: &Directory, ids: IdSet, splits: u32) -> Result<View> {
         ensure(!ids.is_empty(), || {
             format!("none of {} samples is selected", directory.num_live())
@@ -207,8 +207,8 @@ fn other_generation(view: Generation, open: Generation) -> Error {
     )
 }
 
-/// The error if names cannot be read. They are not loaded: loading verifies their checksum, so only names of a forged
-/// image can be damaged here.
+/// The error if names cannot be read. It says that they are not loaded: loading verifies their checksum, so only names
+/// of a forged image can be damaged here.
 fn not_loaded(_: FormatError) -> Error {
     invalid("the names of the samples are not loaded")
 }

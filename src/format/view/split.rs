@@ -36,7 +36,8 @@ impl Split {
     /// added.
     ///
     /// # Errors
-    /// There are no shares, a share is not above 0 or above 1, their sum is not 1, or a name is invalid or used twice.
+    /// There are no shares, a share is 0, negative or more than 1, their sum is not 1, or a name is invalid or used
+    /// twice.
     pub fn new(shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split> {
         let refuse = |why: String| Err(no_shares(why));
         let mut shares = shares;

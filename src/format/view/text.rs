@@ -8,12 +8,13 @@
 //!          | column ["not"] "in" "(" value ("," value)* ")"
 //!          | column ["not"] "glob" string
 //! compare  = "==" | "=" | "!=" | "<" | "<=" | ">" | ">="
-//! column   = letter (letter | digit | "_" | ".")* | "`" any characters "`"
+//! column   = (letter | "_") (letter | digit | "_" | ".")* | "`" characters other than "`" "`"
 //! value    = integer ["K" | "M" | "G" | "T"] | decimal | string | "true" | "false" | "none"
 //! string   = '...' or "...", with \\ \' \" \n \t \xHH     and, for patterns, \* \? \[ \] \- \!
 //! ```
 //!
-//! Keywords are in lower or upper case. [`MAX_LEN`] limits the length of an expression, [`MAX_DEPTH`] its nesting.
+//! Keywords are in lower or upper case; `True` and `False` are read too. An integer or decimal may have a sign, and
+//! underscores between its digits. [`MAX_LEN`] limits the length of an expression, [`MAX_DEPTH`] its nesting.
 
 use std::fmt;
 
@@ -77,15 +78,15 @@ impl Problem {
     }
 
     /// The position in `text` in characters, from 1.
-    fn column(&self, text: &str) -> usize {
+    fn character(&self, text: &str) -> usize {
         text.char_indices().take_while(|(at, _)| *at < self.at).count() + 1
     }
 
     /// The error for the expression `text`.
     pub(super) fn of(&self, text: &str) -> Error {
-        let column = self.column(text);
+        let at = self.character(text);
         let shown = shown(text);
-        invalid(format!("{}, at character {column} of the expression `{shown}`", self.what))
+        invalid(format!("{}, at character {at} of the expression `{shown}`", self.what))
     }
 }
 
@@ -534,7 +535,7 @@ mod tests {
 
     fn problem(text: &str) -> (usize, String) {
         let problem = parse(text).unwrap_err();
-        (problem.column(text), problem.of(text).to_string())
+        (problem.character(text), problem.of(text).to_string())
     }
 
     #[test]
@@ -642,7 +643,7 @@ mod tests {
         #[test]
         fn any_text_is_an_expression_or_is_refused_at_a_character_of_it(text in any::<String>()) {
             if let Err(problem) = parse(&text) {
-                prop_assert!(problem.column(&text) <= text.chars().count() + 1);
+                prop_assert!(problem.character(&text) <= text.chars().count() + 1);
             }
         }
 
@@ -658,7 +659,7 @@ mod tests {
         ) {
             let text = words.join(" ");
             if let Err(problem) = parse(&text) {
-                prop_assert!(problem.column(&text) <= text.chars().count() + 1);
+                prop_assert!(problem.character(&text) <= text.chars().count() + 1);
                 prop_assert!(!problem.of(&text).to_string().is_empty());
             }
         }
