@@ -84,7 +84,8 @@ impl BatchCounts {
         count_rows(&self.budget, order.seed, epoch, self.len, tokens_at)
     }
 
-    /// For each source of a mixture, the documents that an epoch takes of it, and their tokens with separators.
+    /// For each source of a mixture, the documents with tokens that an epoch takes of it, and their tokens with
+    /// separators. Empty for a data set.
     ///
     /// # Errors
     /// A document has no length.
@@ -114,10 +115,11 @@ impl BatchCounts {
 
     /// The number of batches of all ranks from `at` to the end of its epoch.
     ///
-    /// The first call for an epoch draws and sorts the whole epoch, in some 100 ns a sample.
+    /// Draws and sorts the whole epoch, in some 100 ns a sample, unless the last call was for the same epoch. If
+    /// batches are of rows, counts whole global batches only.
     ///
     /// # Errors
-    /// No batch begins there.
+    /// No batch begins there; or a sample has no length.
     pub(crate) fn batches_after(&self, at: &State) -> Result<u64> {
         let counted = self.counted(&at.order, at.epoch)?;
         if self.has_rows() {
@@ -145,7 +147,8 @@ impl BatchCounts {
         Ok(counted)
     }
 
-    /// The number of whole global batches of rows after row `consumed` of an epoch that has `of_phases` rows.
+    /// The number of whole global batches of rows after row `consumed` of an epoch; `of_phases` has the rows of each
+    /// phase.
     fn whole_batches(&self, of_phases: &[u64], consumed: u64) -> u64 {
         let last = self.options.rows.last().copied().unwrap_or(1);
         let rows = self.options.rows.iter().copied().chain(std::iter::repeat(last));
@@ -185,8 +188,7 @@ impl BatchCounts {
 
     /// The number of this rank's samples from `at` to the end of its epoch. Cuts the rest of the epoch into batches.
     pub(crate) fn samples_after(&self, at: &State) -> Result<u64> {
-        let from = (self.shard()?.after(at.consumed), at.place);
-        let mut batches = self.deal(&at.order, at.epoch, from)?;
+        let mut batches = self.own_batches(at)?;
         let mut samples = 0;
         while let Some((count, _)) = batches.next()? {
             samples += count;
@@ -196,9 +198,12 @@ impl BatchCounts {
 
     /// Returns whether this rank has another batch from `at` to the end of its epoch. Cuts only the next windows.
     pub(crate) fn has_batch(&self, at: &State) -> Result<bool> {
-        let from = (self.shard()?.after(at.consumed), at.place);
-        let mut batches = self.deal(&at.order, at.epoch, from)?;
-        Ok(batches.next()?.is_some())
+        Ok(self.own_batches(at)?.next()?.is_some())
+    }
+
+    /// This rank's batches from `at` to the end of its epoch.
+    fn own_batches(&self, at: &State) -> Result<Batches<'_>> {
+        self.deal(&at.order, at.epoch, (self.shard()?.after(at.consumed), at.place))
     }
 
     /// This rank's share of an epoch, from its start.
@@ -207,7 +212,8 @@ impl BatchCounts {
         Shard::new(rank, world_size, tail)
     }
 
-    /// The batches of an epoch for the share and from the place of `from`.
+    /// The batches that a rank has of an epoch. `from` is the rank's share after the consumed positions, and the place
+    /// of these positions in rows.
     fn deal(
         &self,
         order: &OrderSpec,
@@ -253,7 +259,7 @@ impl BatchCounts {
 /// The batches of a rank in one epoch, as numbers of samples.
 struct Batches<'a> {
     dealing: Dealing<()>,
-    /// See [`Dealing::next`].
+    /// Epoch, share and place: see [`Dealing::next`].
     at: (Epoch, Shard, Option<RowPlace>),
     len: u64,
     tokens_at: TokensAt<'a>,

@@ -1,10 +1,13 @@
 //! Hands samples out of whole chunks: one large read per chunk, and no copy of a sample.
 //!
-//! A chunk is resident from its arrival until its group has ended and the last batch with its
-//! samples is assembled. A lane reads one group after the other, so the first sample of a lane's
-//! next group closes the chunks of the previous group. A chunk that is still resident when the next
-//! epoch needs it is not read again. Its earlier users could have written to it through an alias. With
-//! [`LoaderOptions::verify_kept`](super::LoaderOptions), its samples are verified again when they are handed out.
+//! A chunk is resident from its arrival until its group has ended and the last batch with its samples is assembled. A
+//! lane reads one group after the other, so the first read for a lane's next group closes the chunks of the previous
+//! group. Sequences that return to earlier groups keep chunks for some batches instead ([`ChunkDriver::patient`]), and
+//! a sample of a chunk that another rank reads is read alone and dropped after its batch.
+//!
+//! A chunk that is still resident when the next epoch needs it is not read again. Its earlier users could have written
+//! to it through an alias. With [`LoaderOptions::verify_kept`](super::LoaderOptions), its samples are verified again
+//! when they are handed out.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,11 +26,11 @@ use super::OnError;
 use super::driver::{
     Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, Planner, SourceDriver,
 };
-use super::memory::{Memory, Priority};
 use super::residency::Residency;
 use super::sample_driver::SampleDriver;
 use super::stream::{Fed, Stream};
 use super::walk::Head;
+use super::window::{Memory, Priority};
 
 /// Reads whole chunks, and hands samples out of them.
 pub(super) struct ChunkDriver {
@@ -183,8 +186,7 @@ impl ChunkDriver {
         Ok(self)
     }
 
-    /// Requests the chunks of the planned batch at `age`. `false`: memory ran out, or the queue
-    /// pairs are busy.
+    /// Requests the chunks of `planned[age]`. `false`: memory ran out, or the queue pairs are busy.
     fn request(&mut self, age: usize, pump: &mut Pump, memory: &mut Memory) -> bool {
         let number = self.first + age as u64;
         let epoch = self.planned[age].head.epoch.0;
@@ -202,7 +204,7 @@ impl ChunkDriver {
             }
             let resident = &mut self.residents[index as usize];
             if resident.epoch != epoch {
-                // It is still resident from the previous epoch, and now belongs to another group.
+                // It is still resident from an earlier epoch, and now belongs to another group.
                 (resident.lane, resident.group) = (self.stream.lane_of(pick.group), pick.group);
                 resident.epoch = epoch;
                 resident.closed = false;
@@ -216,7 +218,8 @@ impl ChunkDriver {
         true
     }
 
-    /// Starts to read the chunk of `pick`. `None`: memory ran out.
+    /// Starts to read the samples of `pick`'s chunk that the group uses, or with `alone` that of `pick`; returns the
+    /// index of the resident. `first`: the next batch waits for it. `None`: memory ran out.
     fn read_chunk(
         &mut self,
         pick: Pick,
@@ -342,8 +345,8 @@ impl ChunkDriver {
         *last = index;
     }
 
-    /// Closes the residents that are needed no more once `group` of `lane` begins, and evicts them if nothing pins
-    /// them.
+    /// Closes the residents that are needed no more once `group` of `lane` begins in `epoch`; evicts all closed ones
+    /// that nothing pins.
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
         let patience = self.patience;
         let oldest = (self.first + self.planned.len() as u64).saturating_sub(patience);
@@ -363,7 +366,8 @@ impl ChunkDriver {
         self.held.iter().any(|&index| self.residents[index as usize].is_unpinned())
     }
 
-    /// Finds the resident at `indices` that is needed latest, within the look-ahead.
+    /// Of the residents at `indices`, the index of the one that is needed latest, within the look-ahead. `None` if
+    /// there are none.
     fn needed_latest(&mut self, mut indices: Vec<u32>) -> Option<u32> {
         let mut age = self.requested;
         let mut num_searched = 0;
@@ -403,7 +407,7 @@ impl ChunkDriver {
         }
     }
 
-    /// Returns the memory of the resident at `index`.
+    /// Drops the resident at `index`.
     fn remove(&mut self, index: u32) {
         let mut resident = self.residents.remove(index as usize);
         let ChunkDriver { directory, residents, first_of, free_fetches, residency, .. } = self;
@@ -645,8 +649,8 @@ fn take_or_make<T>(spares: &mut Vec<T>, in_use: usize, make: impl Fn() -> T) -> 
     spares.pop().unwrap_or_else(make)
 }
 
-/// The index of the resident that holds the sample of `pick`, or `NONE`. It stays the same while that resident
-/// stays, since later residents are appended to the list.
+/// The index of the resident that holds the sample of `pick`, or `NONE`. The index stays the same while that resident
+/// stays, since later residents are appended to the chunk's list.
 #[inline]
 fn find(first_of: &[u32], residents: &Slab<Resident>, pick: Pick) -> u32 {
     let mut index = first_of[pick.chunk as usize];

@@ -53,7 +53,7 @@ impl Copiers {
         Ok((Copiers { senders, next: 0, by_poller, shared, pool: pool.clone() }, ready))
     }
 
-    /// Sends a message; the error `Full` returns it.
+    /// Sends a message, gathered if the poller gathers; an error returns it.
     #[allow(clippy::result_large_err)] // the batch itself is returned, and boxing each would allocate
     pub(super) fn pass_on(&mut self, mut next: Message) -> Result<(), TrySendError<Message>> {
         if self.by_poller {

@@ -1,14 +1,18 @@
-//! Deals the samples of an epoch into the batches of a rank: by a token budget, or as rows of tokens.
+//! Deals the samples of an epoch into the batches of a rank: by a token budget, or as rows of tokens. The layouts of
+//! the rows go to the consumer through [`Layouts`].
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlfs_tokens::{Layout, RowDeal};
+use parking_lot::Mutex;
 
-use super::layouts::LayoutSink;
 use crate::error::Result;
 use crate::order::Shard;
 use crate::order::budget::{Budget, Deal, Dealt, RowPlace};
+use crate::process::Forked;
 use crate::units::Epoch;
 
 /// Deals batches to a rank, epoch after epoch. `T` stands for a sample.
@@ -27,12 +31,13 @@ impl<T: Copy> Dealing<T> {
         Dealing { budget: Arc::clone(budget), rows: rows.to_vec(), seed, current: None }
     }
 
-    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`. Rows begin at `place`, and
-    /// their layout goes to `sink`. The epoch has `len` positions; `draw` appends the samples and the lengths of a
-    /// range of positions. `None`: the epoch has no more batches for the rank.
+    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`. The first call for an epoch
+    /// begins after the consumed positions of `shard`, at `place` in rows; later calls go on from there. The layout of
+    /// rows goes to `sink`. The epoch has `len` positions; `draw` appends the samples of a range of positions, and
+    /// their lengths in tokens. `None`: the epoch has no more batches for the rank.
     ///
     /// # Errors
-    /// Errors of `draw`; the consumed positions do not end with a batch, or the place is not theirs.
+    /// Errors of `draw`; the consumed positions do not end with a batch, or `place` does not belong to them.
     pub(super) fn next(
         &mut self,
         sink: Option<&LayoutSink>,
@@ -93,9 +98,94 @@ pub(super) fn append_tokens<T>(
     Ok(())
 }
 
+/// Queue of the layouts of a run's batches that its consumer has not taken, in the order of batches. If a loader moves
+/// to another position, it begins another run; layouts of the earlier run are then ignored.
+///
+/// A forked child has a queue of its own, since it may inherit a lock that a thread of its parent holds.
+#[derive(Debug, Default)]
+pub struct Layouts {
+    queue: Forked<Mutex<LayoutQueue>>,
+    /// The number of positions that were drawn so far, in all runs of a loader.
+    drawn: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct LayoutQueue {
+    /// The number of the current run.
+    run: u64,
+    /// The layouts that the consumer has not taken.
+    planned: VecDeque<Layout>,
+    /// Layouts whose memory may be used again.
+    free: Vec<Layout>,
+}
+
+impl Layouts {
+    /// The layout of the batch that the loader delivered last. Call it once for each batch.
+    pub fn take(&self) -> Option<Layout> {
+        self.queue().lock().planned.pop_front()
+    }
+
+    /// Takes a layout back, to reuse its memory.
+    pub fn recycle(&self, layout: Layout) {
+        let mut queue = self.queue().lock();
+        if queue.free.len() < MAX_FREE {
+            queue.free.push(layout);
+        }
+    }
+
+    fn queue(&self) -> &Mutex<LayoutQueue> {
+        self.queue.get_or_init(Mutex::default)
+    }
+
+    /// Empty layouts for the next run of the same loader.
+    pub(crate) fn renewed(&self) -> Arc<Layouts> {
+        Arc::new(Layouts { queue: Forked::default(), drawn: Arc::clone(&self.drawn) })
+    }
+
+    /// The number of positions that were drawn so far. It grows while a run passes over the rows before its state,
+    /// which may be many, and stays while a run waits.
+    pub(crate) fn drawn(&self) -> u64 {
+        self.drawn.load(Ordering::Relaxed)
+    }
+}
+
+/// The side of [`Layouts`] to which one run adds.
+#[derive(Debug)]
+pub(super) struct LayoutSink {
+    layouts: Arc<Layouts>,
+    /// The number of the run.
+    run: u64,
+}
+
+impl LayoutSink {
+    /// Begins a run; drops the layouts of earlier runs.
+    pub(super) fn new(layouts: &Arc<Layouts>) -> LayoutSink {
+        let mut queue = layouts.queue().lock();
+        queue.run += 1;
+        queue.planned.clear();
+        LayoutSink { run: queue.run, layouts: Arc::clone(layouts) }
+    }
+
+    /// Counts positions that were drawn.
+    pub(super) fn count_drawn(&self, positions: u64) {
+        self.layouts.drawn.fetch_add(positions, Ordering::Relaxed);
+    }
+
+    /// Adds `layout`, and replaces it by one whose memory may be used again. Ignores it if another run has begun.
+    pub(super) fn push(&self, layout: &mut Layout) {
+        let mut queue = self.layouts.queue().lock();
+        if queue.run == self.run {
+            let free = queue.free.pop().unwrap_or_default();
+            queue.planned.push_back(std::mem::replace(layout, free));
+        }
+    }
+}
+
+/// The most layouts kept for reuse.
+const MAX_FREE: usize = 64;
+
 #[cfg(test)]
 mod tests {
-    use super::super::layouts::Layouts;
     use super::*;
     use crate::order::budget::{Cost, Pack, RowSpec};
 

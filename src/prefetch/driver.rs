@@ -9,12 +9,11 @@ use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::reader::{Batch, Fetched, Pump};
 
-use super::OnError;
-use super::memory::Memory;
 use super::residency::Residency;
-use super::spares::Spares;
 use super::stream::Fed;
 use super::walk::Head;
+use super::window::Memory;
+use super::{OnError, Spares};
 
 /// A batch for the consumer.
 pub(super) struct Delivery {
@@ -29,7 +28,7 @@ pub(super) struct Delivery {
 /// The samples of a batch that could not be read, treated as the loader's options say.
 pub(super) struct LeftOut {
     on_error: OnError,
-    /// The error of the first one, with `OnError::Raise`.
+    /// The error of the first of these samples, with `OnError::Raise`.
     error: Option<Error>,
     skipped: u64,
     failures: Vec<(u32, Error)>,
@@ -55,10 +54,10 @@ impl LeftOut {
         }
     }
 
-    /// The delivery of the batch, without these samples.
+    /// The delivery of the batch, without these samples; with `OnError::Blank`, they keep their places without bytes.
     ///
     /// # Errors
-    /// With `OnError::Raise`, the error of the first one.
+    /// With `OnError::Raise`, the error of the first of these samples.
     pub(super) fn deliver(mut self, mut batch: Batch, head: Head) -> Result<Delivery> {
         if let Some(error) = self.error {
             return Err(error);
@@ -104,8 +103,8 @@ pub(super) trait SourceDriver: Driver {
     }
 }
 
-/// The parts of a poller that differ between a data set and a mixture.
-pub(super) struct PollerParts {
+/// Arguments of a poller that differ between a data set and a mixture.
+pub(super) struct PollerInput {
     pub(super) pump: Pump,
     pub(super) driver: Box<dyn Driver>,
     pub(super) residency: Arc<Residency>,
@@ -148,12 +147,12 @@ pub(super) trait Planner {
     }
 }
 
-/// The most batches planned ahead, if they are small.
+/// The most batches planned ahead, or spans of a mixture.
 pub(super) const MAX_PLANNED: usize = 4096;
 
 /// The most samples planned ahead, besides one batch. This many samples of 340 bytes fill a window of the default
 /// size, so that reading continues across groups. Their plans take 12 MiB.
 pub(super) const MAX_PLANNED_SAMPLES: usize = 3 << 18;
 
-/// The most samples planned per turn (0.3 ms), so that the poller soon processes completions again.
+/// A turn plans about this many samples at most (0.3 ms), so that the poller soon processes completions again.
 const PLANNED_PER_TURN: usize = 2 << 10;

@@ -1,11 +1,13 @@
 //! Reads a mixture: one driver per source, all on one poller, one pump and one window.
 //!
-//! Sources have their own directories, chunks and epochs, so each has a driver that reads its parts like batches of
-//! its own. A part has the samples of a *span*: one batch, or several small ones, so that a driver handles as many
-//! samples at a time as in a run over one data set. Drivers advance together: the reads of a span are started for
-//! all sources before the next span is planned. So batches get memory in their order, whichever source they draw
-//! from, as in one data set. Once all parts of a span have arrived, its batches take their samples from the parts
-//! in turn. A driver is created when its source is first drawn: a source that is never drawn costs nothing.
+//! Sources have their own directories, chunks and epochs, so each has a driver. Batches are planned in *spans*: one
+//! batch, or several small ones. A *part* has the samples of one epoch of one source in a span; a driver reads each
+//! part like a batch of its own. So a driver handles as many samples at a time as in a run over one data set.
+//!
+//! Drivers advance together: the reads of a span are started for all sources before the next span is planned. So
+//! batches get memory in their order, whichever source they draw from, as in one data set. Once all parts of a span
+//! have arrived, its batches take their samples from the parts in turn. A driver is created when its source is first
+//! drawn: a source that is never drawn costs nothing.
 //!
 //! `mix_plan.rs` decides which sources are read by whole chunks, how large the shared window is, and how many batches
 //! a span has.
@@ -18,22 +20,21 @@ use crate::order::{OrderSpec, State};
 use crate::reader::{BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pump};
 use crate::units::Epoch;
 
-use super::OnError;
 use super::chunks::ChunkDriver;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED_SAMPLES, Planner, PollerParts, SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED_SAMPLES, Planner, PollerInput, SourceDriver,
 };
-use super::memory::Memory;
 use super::mix::{Drawn, Mix};
 use super::mix_plan::{MixPlan, plan};
 use super::mix_stream::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::residency::Residency;
 use super::sample_driver::SampleDriver;
-use super::spares::Spares;
 use super::stream::{Piece, Placed, Stream};
 use super::walk::Head;
+use super::window::Memory;
 use super::working_set::page_cached;
+use super::{OnError, Spares};
 
 /// Drives the batches of a mixture.
 pub(super) struct MixDriver {
@@ -54,7 +55,7 @@ pub(super) struct MixDriver {
     num_planned: usize,
     /// The number of batches in the next span: few in the first spans, which the consumer waits for.
     next_span: usize,
-    /// The number of parts of the last planned span that have been requested.
+    /// The number of parts of the last planned span whose reads have all been started.
     requested: usize,
     /// Memory for the samples of one batch.
     drawn: Vec<Drawn>,
@@ -70,7 +71,7 @@ pub(super) struct MixDriver {
     spares: Spares,
     /// The empty batches of each source.
     spares_of: Vec<Spares>,
-    /// The residency of each source; without slots unless it reads whole chunks.
+    /// The residency of each source; without slots unless the source is read by whole chunks.
     residencies: Vec<Arc<Residency>>,
 }
 
@@ -98,7 +99,7 @@ struct Part {
     piece: Option<Piece>,
     /// The samples, once they have arrived.
     batch: BatchOfSource,
-    /// Samples that could not be read, ascending by place.
+    /// Samples that could not be read: index in `batch`, ascending, and error.
     failures: VecDeque<(u32, Error)>,
 }
 
@@ -347,13 +348,13 @@ impl Driver for MixDriver {
     }
 }
 
-/// The parts of a poller that reads `mix` from `state` on; `pump` has the namespaces of all sources.
-pub(super) fn parts(
+/// The input of a poller that reads `mix` from `state` on; `pump` has the namespaces of all sources.
+pub(super) fn poller_input(
     mut pump: Pump,
     mix: &Arc<Mix>,
     options: &LoaderOptions,
     state: &State,
-) -> Result<PollerParts> {
+) -> Result<PollerInput> {
     pump.divide(mix.devices.iter().map(Vec::len))?;
     for (at, directory) in (0..).zip(mix.directories.iter()) {
         pump.select(at);
@@ -407,7 +408,7 @@ pub(super) fn parts(
         residencies,
     };
     let directories = Arc::clone(&mix.directories);
-    Ok(PollerParts { pump, driver: Box::new(driver), residency, directories, spares })
+    Ok(PollerInput { pump, driver: Box::new(driver), residency, directories, spares })
 }
 
 /// Stands for no part.

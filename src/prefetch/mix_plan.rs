@@ -55,7 +55,8 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
 ///
 /// A source is read by chunks if a data set alone in its order would be, and if its open chunks fit the window
 /// together with those of the sources before it. Sources with more samples per open byte come first: their chunks
-/// serve more reads from the same memory. The remaining sources are read by samples.
+/// serve more reads from the same memory. If samples sorted by length need half of the window, no source is read by
+/// chunks. The remaining sources are read by samples.
 pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let order = options.order.started(options.world_size);
     let of_source = |at: usize| LoaderOptions {
@@ -80,7 +81,6 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         .sum();
     let sorted = working_set::sorted_bytes_of(options, mean_bytes(mix));
     let window_bytes = working_set::shared_window_bytes(options, wanted + sorted);
-    // If samples sorted by length fill half of the window, no source is read by chunks.
     let is_sorted = sorted > window_bytes as u64 / 2;
     let room = (window_bytes as u64).saturating_sub(sorted);
     let mut by_use: Vec<usize> =

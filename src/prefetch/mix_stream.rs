@@ -23,8 +23,7 @@ use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
-use super::dealing::Dealing;
-use super::layouts::LayoutSink;
+use super::dealing::{Dealing, LayoutSink};
 use super::mix::{Drawn, Mix, SourceIds, drawn};
 use super::token_lengths::{TokenLengths, samples_of_batch};
 use super::walk::{FixedBatch, Head, Walk};
@@ -71,7 +70,8 @@ impl Mix {
     /// `options` with an estimate of the samples per batch, if batches have a budget. Reads all lengths.
     ///
     /// # Errors
-    /// `InvalidArgument`: a sample has no length, or is longer than the budget; the error names its source.
+    /// `InvalidArgument`: a sample has no length, or is longer than the budget (the error names its source); or batches
+    /// are to be of one source each.
     pub(crate) fn measured(&self, options: LoaderOptions) -> Result<LoaderOptions> {
         let Some(budget) = &options.budget else { return Ok(options) };
         let SourceLengths(lengths) = SourceLengths::new(self, budget, options.too_long)?;
@@ -92,13 +92,14 @@ impl Mix {
             tokens += u128::from(count) * u128::from(all.mean_tokens());
         }
         let mean = tokens / u128::from(self.mixture.epoch_size().max(1));
-        // At most the u64 of a source.
+        // The mean is at most the largest mean of a source, which is a u64.
         let batch_size = samples_of_batch(budget, &options.rows, mean as u64);
         Ok(LoaderOptions { batch_size, ..options })
     }
 }
 
-/// Checks the options that have another meaning for several data sets than for one.
+/// Checks that the options have a meaning for several data sets: a mixture has no weights of samples, and no shares
+/// that depend on the place of a sample.
 fn check(options: &LoaderOptions) -> Result<()> {
     options.order.started(options.world_size).check()?;
     if options.weights.is_some() {

@@ -10,12 +10,13 @@
 //! |---|---|
 //! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
 //! | `mix`, `mix_stream` | data sets that are read as one sequence, and the batches of a mixture |
-//! | `token_lengths`, `dealing`, `layouts`, `batch_counts` | batches by a token budget, or as rows of tokens |
+//! | `token_lengths`, `dealing`, `batch_counts` | batches by a token budget, or as rows of tokens |
 //! | `driver`, `residency` | the trait of drivers and what they share |
 //! | `mix_driver`, `mix_plan` | a driver that reads a mixture through one driver per source |
+//! | `options` | the options of a loader |
 //! | `start`, `poller` | construction of a prefetcher, and its thread |
-//! | `copiers`, `spares` | batches on their way to the consumer, in one buffer if it wants that, and back |
-//! | `window`, `memory` | the window and its background faulting; allocation by priority |
+//! | `copiers` | batches on their way to the consumer, in one buffer if it wants that |
+//! | `window` | the window and its background faulting; allocation by priority |
 //! | `waits`, `trace` | the causes of the consumer's waits; events of both threads |
 //! | `node` | one prefetcher for all ranks of a node |
 //!
@@ -37,8 +38,6 @@ mod chunks;
 mod copiers;
 mod dealing;
 mod driver;
-mod layouts;
-mod memory;
 mod mix;
 mod mix_driver;
 mod mix_plan;
@@ -50,7 +49,6 @@ mod poller;
 mod residency;
 mod run_order;
 mod sample_driver;
-mod spares;
 mod start;
 mod stream;
 mod token_lengths;
@@ -84,7 +82,7 @@ use crate::threads::Fate;
 use crate::units::{Epoch, SampleId};
 
 pub(crate) use batch_counts::BatchCounts;
-pub use layouts::Layouts;
+pub use dealing::Layouts;
 pub use mix::Mix;
 pub(crate) use mix_stream::MixIds;
 pub(crate) use node::{NodeClient, Origin, reading};
@@ -99,7 +97,6 @@ pub(crate) use window::Window;
 use driver::Delivery;
 use poller::Poller;
 use residency::Residency;
-use spares::Spares;
 use waits::Seen;
 
 /// The result of [`Prefetcher::next_within`].
@@ -151,8 +148,10 @@ impl Course {
         self.failed.is_some()
     }
 
+    /// Returns the first error of the run, if there was one.
+    ///
     /// # Errors
-    /// The first error of the run.
+    /// That error: its kind and text.
     fn check(&self) -> Result<()> {
         let Some((kind, text)) = &self.failed else { return Ok(()) };
         Err(Error::new(*kind, text.clone()))
@@ -210,19 +209,44 @@ struct LoaderShared {
     fate: Fate,
 }
 
-/// Wakes the poller when memory of the window was returned.
+/// Empty batches of a loader, whose vectors are used again. Clones share the batches.
+#[derive(Clone, Default)]
+struct Spares(Arc<Mutex<Vec<Batch>>>);
+
+impl Spares {
+    /// An empty batch: a kept one, or else a new one.
+    fn take(&self) -> Batch {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    /// Returns the memory of a batch, and keeps its vectors, unless enough are kept.
+    fn keep(&self, mut batch: Batch) {
+        batch.clear();
+        let mut kept = self.0.lock();
+        if kept.len() < MAX_SPARES {
+            kept.push(batch);
+        }
+    }
+}
+
+/// A handle that tells the poller that memory of the window was returned.
 pub(crate) struct Returns {
     shared: Arc<LoaderShared>,
     waker: Waker,
 }
 
 impl Returns {
-    /// To be called after a batch was dropped.
+    /// Wakes the poller if it waits for the consumer. To be called after a batch was dropped.
     pub(crate) fn returned(&self) {
         if self.shared.blocked.load(Ordering::SeqCst) {
             self.waker.wake();
         }
     }
+}
+
+/// The error for a sample that the order names, but that is not live.
+fn gone(sample: SampleId) -> Error {
+    Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(sample)
 }
 
 /// A message from the poller to the consumer. An error or the end is the last one.
@@ -601,8 +625,12 @@ impl LoaderStats {
     }
 }
 
-/// The most batches in the ready queue, however small they are.
+/// The most batches in the ready queue, however small they are; several copying threads have queues of their own, which
+/// share this number, rounded up.
 const READY_BATCHES: usize = 64;
 
-/// Memory for samples read again; larger batches allocate the rest from the system.
+/// The most empty batches kept for reuse: as many as can be in flight and ready, and one per thread.
+const MAX_SPARES: usize = 2 * READY_BATCHES + 2;
+
+/// The window for overwritten samples that are read again; if more are needed, the system allocates the rest.
 const WINDOW_BYTES: usize = 16 << 20;

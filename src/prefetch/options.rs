@@ -12,7 +12,7 @@ use crate::order::{Locality, OrderKind, OrderSpec, Shard, Sharding, State, Tail}
 use crate::qpair::Cpus;
 use crate::reader::OnError;
 
-use super::layouts::Layouts;
+use super::dealing::Layouts;
 use super::mix::Mix;
 use super::trace::Trace;
 
@@ -33,7 +33,7 @@ pub struct LoaderOptions {
     pub rows: Vec<u32>,
     /// The queue of the layouts of these rows. A token loader sets it; each of its runs has a queue of its own.
     pub layouts: Option<Arc<Layouts>>,
-    /// The epochs to read.
+    /// The epochs to read; the end is not read.
     pub epochs: Range<u64>,
     /// This rank, less than `world_size`.
     pub rank: u32,
@@ -51,7 +51,7 @@ pub struct LoaderOptions {
     pub locality: Option<Arc<Locality>>,
     /// The treatment of the samples at the end of an epoch that do not fill a global batch.
     pub tail: Tail,
-    /// Drops the last batch of an epoch if it has fewer than `batch_size` samples.
+    /// Drops the last batch of an epoch if it has fewer than `batch_size` samples. Has no effect with a budget.
     pub drop_short: bool,
     /// The state to resume from, instead of the start of the first epoch.
     pub resume: Option<State>,
@@ -60,15 +60,16 @@ pub struct LoaderOptions {
     /// The data sets to read as one sequence, each along `order`. [`dataset::Mixture`](crate::dataset::Mixture)
     /// sets it.
     pub mixture: Option<Arc<Mix>>,
-    /// The batching mode. `None`: by chunks in grouped order, by samples otherwise. Grouped order is also read by
-    /// samples if the samples are large and in the page cache, if the window is too small, or if several ranks would
-    /// read the same chunks or most of a chunk's bytes are of no use. In global order, tiny samples are read together,
-    /// far ahead, if the window is large enough for this to halve the bytes.
+    /// The batching mode. `None`: by chunks in grouped order and in the sequential order by slot, by samples otherwise.
+    /// Grouped order is also read by samples if the samples are large and in the page cache, if the window is too
+    /// small, or if several ranks would read the same chunks or most of a chunk's bytes are of no use. In global order,
+    /// tiny samples are read together, far ahead, if the window is large enough for this to halve the bytes.
     pub batching: Option<Batching>,
     /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB, or up to 1 GiB if
     /// a grouped order of large chunks keeps more than that open.
     pub window_bytes: usize,
-    /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
+    /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller). `None`: batches are handed
+    /// out as they were read.
     pub copy_threads: Option<usize>,
     /// The driver of accelerators that registers the window. If there is no such driver, a warning says why, and the
     /// window is not registered. Forked children cannot read batches in registered memory.

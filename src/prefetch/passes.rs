@@ -23,7 +23,7 @@ use slab::Slab;
 
 use crate::buf::{IoBuf, SharedBuf};
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::Extent;
 use crate::order::Pick;
 use crate::reader::{
@@ -31,11 +31,11 @@ use crate::reader::{
 };
 use crate::units::SampleId;
 
-use super::OnError;
 use super::driver::{Delivery, Driver, LeftOut};
-use super::memory::{Memory, Priority};
 use super::stream::Stream;
 use super::walk::Head;
+use super::window::{Memory, Priority};
+use super::{OnError, gone};
 
 /// Reads chunks in passes, and hands samples out of copies.
 pub(super) struct PassDriver {
@@ -98,7 +98,7 @@ pub(super) struct PassLengths {
     num_read_buffers: usize,
     /// The number of sections that are open at a time.
     num_open: u64,
-    /// The fraction of a section that one pass takes.
+    /// The fraction of a section that one pass takes; all of it from 1 on.
     share: f64,
     /// The number of samples planned ahead, so that a pass knows the next samples of its section.
     look_ahead: usize,
@@ -117,7 +117,7 @@ struct OpenChunk {
     num_planned: usize,
 }
 
-/// A part of a chunk, of about one read buffer.
+/// Consecutive samples of a chunk, which span about one read buffer on media.
 #[derive(Default)]
 struct Section {
     /// Samples that no pass has taken, ascending: number in the order of the run, and index in the chunk.
@@ -128,7 +128,7 @@ struct Section {
     arrived: u64,
     /// Set while a pass over the section is outstanding.
     has_pass: bool,
-    /// Set once a pass has been begun that is not of the first batches.
+    /// Set once a pass has been begun for other samples than those of the first batches, which are read alone.
     was_read: bool,
 }
 
@@ -361,8 +361,8 @@ impl PassDriver {
         end
     }
 
-    /// Requests the samples of the planned batch at `age`. `false`: memory ran out, or the queue
-    /// pairs are busy.
+    /// Requests the samples of `planned[age]`. `false`: memory ran out, the queue pairs are busy, or a pass over a
+    /// section of the batch is outstanding.
     fn request(&mut self, age: usize, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         while let Some(&(index, nth)) = self.planned[age].sections.get(self.planned[age].requested)
         {
@@ -462,15 +462,15 @@ impl PassDriver {
             section.wanted.iter().zip(&self.ids).zip(&self.plans.extents)
         {
             let Some(Extent { len_bytes, .. }) = *extent else {
-                let text = "the order names a sample that is gone";
-                return Err(Error::new(ErrorKind::NotFound, text).sample(id));
+                return Err(gone(id));
             };
             samples.push(PassSample { number, id, nth, len_bytes, copies: NONE, offset: 0 });
         }
         Ok(())
     }
 
-    /// Takes memory for the copies of `samples`, or of those that fit; plans the read and takes memory for it.
+    /// Takes memory for the copies of `samples`, or of the first ones if only these fit; plans the read, and takes
+    /// memory for it. `None`: memory ran out.
     fn memory_for(
         &mut self,
         samples: &mut Vec<PassSample>,
@@ -562,8 +562,8 @@ impl PassDriver {
         }
     }
 
-    /// Evicts the copies that are needed latest, those of one buffer, but none of the next batch. `false`: there are
-    /// none. Passes read the evicted samples again.
+    /// Evicts the copies of one buffer: those that are needed latest, but none of the next batch. `false`: there are no
+    /// such copies. Passes read the evicted samples again.
     fn evict_latest(&mut self) -> bool {
         let next =
             self.planned.front().map_or(0, |front| front.first + front.sections.len() as u64);
@@ -831,5 +831,5 @@ const MAX_PLANNED_SAMPLES: usize = 3 << 19;
 /// The number of batches of a global order that are read by samples, so that they arrive early.
 const EARLY_BATCHES: usize = 2;
 
-/// The most samples planned per turn, so that the poller soon processes completions again.
+/// A turn plans about this many samples at most, so that the poller soon processes completions again.
 const PLANNED_PER_TURN: usize = 8 << 10;

@@ -1,5 +1,5 @@
-//! The poller thread: advances the driver, hands batches to the consumer, and sleeps when nothing moves: when the
-//! window is full or nothing is outstanding.
+//! The poller thread: advances the driver and hands batches to the consumer. After a turn that did nothing it sleeps
+//! until a read completes, the consumer or the window's thread wakes it, or [`MAX_SLEEP`] has passed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,9 +15,8 @@ use crate::threads::{self, Thread};
 
 use super::copiers::Copiers;
 use super::driver::{Delivery, Driver};
-use super::memory::Memory;
 use super::waits::{AfterTurn, Divider, TurnClock};
-use super::window::Window;
+use super::window::{Memory, Window};
 use super::{LoaderOptions, LoaderShared, Message};
 
 /// The consumer's side of the poller thread.
@@ -112,7 +111,7 @@ struct PollerThread {
     /// The last check of the superblocks because of skipped samples.
     checked: Option<Instant>,
     clock: TurnClock,
-    /// The start of the current sleep, if it waits for the consumer.
+    /// The start of the last sleep, if this thread slept because it waited for the consumer.
     blocked_since: Option<Instant>,
 }
 
@@ -254,7 +253,8 @@ impl PollerThread {
         self.shared.over_window.store(self.memory.over_window, Ordering::Relaxed);
     }
 
-    /// Sleeps until a completion arrives or the consumer takes a batch.
+    /// Sleeps until a completion arrives or the consumer wakes this thread, at most [`MAX_SLEEP`]. Returns at once if
+    /// it has only now told the consumer that it waits for it.
     fn sleep(&mut self) {
         let blocked = self.held.is_some() || self.memory.exhausted;
         let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::directory::by_word;
 use crate::units::Slot;
 
 /// A bit for each slot. The poller writes them; any thread reads them.
@@ -35,14 +36,9 @@ impl Residency {
 
     /// Only one thread writes, so a plain load and store suffice; they are cheaper than a locked instruction.
     fn update(&self, slots: Range<u64>, change: impl Fn(u64, u64) -> u64) {
-        let mut next = slots.start;
-        while next < slots.end {
-            let bit = next % 64;
-            let end = slots.end.min((next / 64 + 1) * 64);
-            let mask = (!0 >> (64 - (end - next))) << bit;
-            let word = &self.words[(next / 64) as usize];
+        for (index, mask) in by_word(slots) {
+            let word = &self.words[index];
             word.store(change(word.load(Ordering::Relaxed), mask), Ordering::Relaxed);
-            next = end;
         }
     }
 

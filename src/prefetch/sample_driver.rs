@@ -1,22 +1,22 @@
-//! Reads each batch by itself: neighbouring samples of a batch share a read.
+//! Reads each batch by itself: neighbouring samples of a batch share a read. Several batches are in flight at once.
 //!
-//! Several batches are in flight at once; each counts its own outstanding reads.
+//! Read one by one, samples share no read, and one batch is in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::reader::{
     Batch, Fetch, Fetched, Geometry, Merge, Pump, SamplePlans, SampleRequest, add_fetched,
 };
 use crate::units::SampleId;
 
-use super::OnError;
 use super::driver::{Delivery, Driver, LeftOut, Planner, SourceDriver};
-use super::memory::{Memory, Priority};
 use super::stream::{Fed, Stream};
 use super::walk::Head;
+use super::window::{Memory, Priority};
+use super::{OnError, gone};
 
 /// Reads each batch by itself.
 pub(super) struct SampleDriver {
@@ -24,6 +24,7 @@ pub(super) struct SampleDriver {
     plans: SamplePlans,
     stream: Stream,
     merge: Merge,
+    /// The most bytes of samples that share a read.
     max_fetch_bytes: usize,
     on_error: OnError,
     /// The batches in flight, in order.
@@ -80,9 +81,7 @@ impl SampleDriver {
         self.plans.look_up(&self.directory, ids);
         let SamplePlans { extents, requests, .. } = &mut self.plans;
         for (index, (&id, extent)) in ids.iter().zip(&*extents).enumerate() {
-            let extent = extent.ok_or_else(|| {
-                Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
-            })?;
+            let extent = extent.ok_or_else(|| gone(id))?;
             requests.push(SampleRequest { index: index as u32, id, extent });
         }
         self.plans.plan(.., self.merge, self.max_fetch_bytes);

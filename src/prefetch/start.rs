@@ -10,14 +10,13 @@ use crate::qpair::Device;
 use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
 use super::chunks::ChunkDriver;
-use super::driver::{Driver, PollerParts};
-use super::memory::Memory;
+use super::driver::{Driver, PollerInput};
 use super::passes::PassDriver;
 use super::poller::Poller;
 use super::residency::Residency;
 use super::sample_driver::SampleDriver;
 use super::stream::Stream;
-use super::window::Window;
+use super::window::{Memory, Window};
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS, page_cached};
 use super::{
     Batching, Course, LoaderOptions, LoaderShared, Prefetcher, READY_BATCHES, mix_driver, mix_plan,
@@ -106,12 +105,12 @@ impl Prefetcher {
     pub(super) fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
         let pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
-        let PollerParts { mut pump, driver, residency, directories, spares } =
+        let PollerInput { mut pump, driver, residency, directories, spares } =
             match &options.mixture {
-                Some(mix) => mix_driver::parts(pump, mix, options, &self.course.state)?,
-                None => self.parts(pump)?,
+                Some(mix) => mix_driver::poller_input(pump, mix, options, &self.course.state)?,
+                None => self.poller_input(pump)?,
             };
-        // As many as a burst needs. Otherwise the first burst would allocate them, late in an epoch.
+        // As many as can be ready at a time. Otherwise the first peak would allocate them, late in an epoch.
         for _ in 0..READY_BATCHES + 2 {
             let room = options.batch_size.min(ROOM_SAMPLES);
             spares.keep(Batch::with_capacity(room, ROOM_BUFFERS));
@@ -126,8 +125,8 @@ impl Prefetcher {
         Poller::start((pump, memory), driver, shared, directories, options, window)
     }
 
-    /// The parts of a poller that reads one data set.
-    fn parts(&self, mut pump: Pump) -> Result<PollerParts> {
+    /// The input of a poller that reads one data set.
+    fn poller_input(&self, mut pump: Pump) -> Result<PollerInput> {
         let options = &self.options;
         let on_error = options.on_error;
         let batching = options.batching_on(&self.directory, &self.devices)?;
@@ -169,11 +168,12 @@ impl Prefetcher {
             }
         };
         let directories = Arc::from([Arc::clone(&self.directory)]);
-        Ok(PollerParts { pump, driver, residency, directories, spares })
+        Ok(PollerInput { pump, driver, residency, directories, spares })
     }
 }
 
-/// The batching of one data set on these devices; `None` if a global order is read in passes.
+/// The batching of one data set on these devices; `None` if a global order is read in passes, which only unset options
+/// permit. Warns if a small window keeps a grouped order from being read by chunks.
 fn settled_batching(
     directory: &Directory,
     devices: &[Arc<dyn Device>],

@@ -15,13 +15,11 @@ use crate::order::{
 };
 use crate::units::{Epoch, SampleId};
 
-use super::LoaderOptions;
-use super::dealing::{Dealing, append_tokens};
-use super::layouts::LayoutSink;
+use super::dealing::{Dealing, LayoutSink, append_tokens};
 use super::run_order::RunOrder;
-use super::spares::Spares;
 use super::token_lengths::TokenLengths;
 use super::walk::{FixedBatch, Head, Walk};
+use super::{LoaderOptions, Spares, gone};
 
 /// The batches that are still to be planned.
 pub(crate) struct Stream {
@@ -167,7 +165,8 @@ impl Stream {
     }
 
     /// The number of samples that this rank reads from `start` on in a run with these options, if epochs have `len`
-    /// positions. Counted independently of the stream. `None`: batches of different ranks differ in size.
+    /// positions. Counted independently of the stream. `None`: batches are of rows, or are dealt by a budget to several
+    /// ranks, so only reading tells the number.
     ///
     /// # Errors
     /// `InvalidArgument`: the rank does not exist.
@@ -207,9 +206,7 @@ impl Stream {
         let mut ids = std::mem::take(&mut self.ids);
         let head = self.next(&mut ids, picks)?;
         for &id in &ids {
-            let (chunk, nth) = self.directory.place_in_chunk(id).ok_or_else(|| {
-                Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
-            })?;
+            let (chunk, nth) = self.directory.place_in_chunk(id).ok_or_else(|| gone(id))?;
             picks.push(Pick { chunk, nth, group: 0, alone: false });
         }
         self.ids = ids;

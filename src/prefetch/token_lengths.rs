@@ -82,7 +82,7 @@ impl TokenLengths {
         }
     }
 
-    /// As [`TokenLengths::of`], for the live sample `nth` of `chunk`: its length in bytes needs no id.
+    /// As [`TokenLengths::of`], for the sample of `pick`: its length in bytes is found without its id.
     #[inline]
     pub(super) fn in_chunk(&self, pick: &Pick) -> Result<u32> {
         let id = || self.directory.id_in_chunk(pick.chunk, pick.nth);
@@ -159,7 +159,8 @@ impl TokenLengths {
         ))
     }
 
-    /// Sums the lengths of all samples, in a few nanoseconds each; in less if documents of rows are counted by bytes.
+    /// Sums the lengths of all live samples, in a few nanoseconds each; in less if documents of rows are counted by
+    /// bytes and none is deleted.
     ///
     /// # Errors
     /// As [`TokenLengths::of`]; the error is that of the first failing sample.
@@ -191,8 +192,8 @@ impl TokenLengths {
         Ok(all)
     }
 
-    /// The sum of the lengths of all documents, by arithmetic without branches, at the speed of memory. `None`: a
-    /// document is refused; the caller finds out which.
+    /// The sum of the lengths of all documents, none of which is deleted, by arithmetic without branches, at the speed
+    /// of memory. `None`: a document is refused; the caller finds out which.
     fn sum_of_whole(&self, rows: &RowSpec, token_bytes: u32) -> Option<TokenTotal> {
         let samples = self.directory.num_samples();
         // A multiple of an odd number is one whose product with the inverse, modulo 2^32, is at most 2^32 / number.
@@ -212,8 +213,8 @@ impl TokenLengths {
             let (sum, longest, rest) = if odd == 1 {
                 sums(lens, |len| len & low)
             } else {
-                let is_odd = |len: u32| len.wrapping_mul(inverse) > u32::MAX / odd;
-                sums(lens, |len| len & low | u32::from(is_odd(len)))
+                let has_rest = |len: u32| len.wrapping_mul(inverse) > u32::MAX / odd;
+                sums(lens, |len| len & low | u32::from(has_rest(len)))
             };
             if rest > 0 || u64::from(longest) > most_bytes {
                 return None;

@@ -16,7 +16,7 @@ pub struct Trace(Forked<Run>);
 /// The events of one process.
 #[derive(Debug, Default)]
 struct Run {
-    /// The start of the run: the first call for a batch.
+    /// The start of the run: that of the first event of either thread.
     began: OnceLock<Instant>,
     consumer: Mutex<Events>,
     poller: Mutex<Events>,

@@ -15,7 +15,7 @@ use super::trace::Trace;
 /// The causes of the consumer's waits, as the poller sees them. Only the poller writes; one cache line.
 #[repr(align(64))]
 pub(super) struct Seen {
-    /// Nanoseconds by cause, ascending.
+    /// Nanoseconds by cause; they only grow.
     ns: [AtomicU64; Cause::COUNT],
     /// The cause after the poller's last turn, for waits shorter than a turn.
     now: AtomicU8,
@@ -48,8 +48,9 @@ pub(super) struct TurnClock {
     began: Option<Instant>,
     cause: Cause,
     trace: Option<Arc<Trace>>,
-    /// The last turn.
+    /// The start and the kind of the last turn, whose event is recorded when the next turn begins.
     last: Option<(Instant, EventKind)>,
+    /// The reads in flight after the last turn.
     in_flight: usize,
 }
 

@@ -1,15 +1,17 @@
-//! The memory of a loader, which a background thread faults in ahead of the poller.
+//! The memory of a loader: the window, which a background thread faults in ahead of the poller, and the grants of its
+//! memory to reads.
 //!
 //! The kernel zeroes a page at its first access. If the poller had to wait for that, filling the window would take
 //! longer than reading it, and no read would be started meanwhile. A virtual machine may get only 0.4 GB/s, if its
 //! host has to allocate the page, too. So the poller faults in only memory for the next batch and for single
-//! samples. Readahead waits for this thread.
+//! samples. Readahead waits for the background thread.
 //!
 //! The thread takes memory from the pool like any user before it touches the memory, so that no page is zeroed
 //! twice. It does not use `madvise`, which holds the lock of the address space that the poller's next allocation
 //! needs.
 //!
-//! `memory.rs` grants the window's memory to reads.
+//! [`Memory`] grants memory to reads by their [`Priority`]. A read that is the only one able to proceed may get memory
+//! outside the window.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,14 +19,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::buf::{HugePages, Pool, PoolOptions, Registrar};
-use crate::error::{Error, ErrorKind, Result};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, Registrar};
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result, no_memory};
 use crate::gpu::{Driver, Pin};
 use crate::process::Forked;
 use crate::qpair::Cpus;
 use crate::qpair::group::Waker;
+use crate::reader::{Fetch, no_room};
 use crate::threads::{self, Fate, Thread, caught};
-use crate::units::ALIGN_BYTES;
+use crate::units::{ALIGN_BYTES, SampleId};
 
 use super::LoaderOptions;
 
@@ -165,6 +169,122 @@ impl Drop for Window {
     }
 }
 
+/// The urgency of a request for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Priority {
+    /// Readahead: uses only memory that is already faulted in, and may wait.
+    Readahead,
+    /// For the next batch to deliver, and for single samples: may fault memory in.
+    Next,
+    /// For the next batch to deliver, if no other read can proceed: if the consumer starves ([`Memory::starving`]), the
+    /// system allocates the memory outside the window.
+    Sole,
+}
+
+/// Memory for reads, bounded by the window.
+pub(super) struct Memory {
+    window: Arc<Window>,
+    /// Set if the consumer waits, nothing is outstanding and the whole window is faulted in: the next read must get
+    /// memory at once.
+    pub(super) starving: bool,
+    /// Set once a warning has said that a read does not fit the window.
+    warned: bool,
+    /// The number of buffers that were allocated outside the window.
+    pub(super) over_window: u64,
+    /// Set if the pool had no memory for the last request.
+    pub(super) exhausted: bool,
+    /// The first sample of the next read, for error messages.
+    next: Option<SampleId>,
+    /// The length that the system could not allocate.
+    missing: Option<usize>,
+}
+
+impl Memory {
+    pub(super) fn new(window: Arc<Window>) -> Memory {
+        Memory {
+            window,
+            starving: false,
+            warned: false,
+            over_window: 0,
+            exhausted: false,
+            next: None,
+            missing: None,
+        }
+    }
+
+    /// Notes the read that the next memory is for.
+    pub(super) fn set_next(&mut self, fetch: &Fetch) {
+        self.next = fetch.samples.first().map(|sample| sample.id);
+    }
+
+    /// Returns `done`, unless the system had no memory for the next read; `directories` are those of the sources.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the error names the data that was to be read.
+    pub(super) fn check<T>(&self, done: T, directories: &[Arc<Directory>]) -> Result<T> {
+        match (self.missing, directories) {
+            (None, _) => Ok(done),
+            (Some(len), [only]) => Err(no_room(only, len, self.next)),
+            (Some(len), _) => Err(no_memory(len, "what is read next")),
+        }
+    }
+
+    /// A buffer of `len` bytes, or `None` until enough memory is returned.
+    ///
+    /// If a read of [`Priority::Sole`] starves, since one sample is larger than the window or the consumer keeps
+    /// batches, the system allocates the buffer. The first time, a warning is logged. If the system has no memory
+    /// either, [`check`](Self::check) returns the error.
+    pub(super) fn take(&mut self, len: usize, priority: Priority) -> Option<IoBuf> {
+        let buf = self.pool().take(len).filter(|buf| self.may_touch(buf, priority));
+        self.exhausted = buf.is_none();
+        if buf.is_some() {
+            return buf;
+        }
+        if !(priority == Priority::Sole && self.starving) {
+            return None;
+        }
+        self.over_window += 1;
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(
+                window_bytes = self.pool().capacity_bytes(),
+                needed_bytes = len,
+                "what is read next does not fit the window: it is read alone, outside it"
+            );
+        }
+        let buf = self.pool().outside(len).ok();
+        self.missing = buf.is_none().then_some(len);
+        buf
+    }
+
+    /// Returns whether this many bytes of the window are free, contiguous or not.
+    pub(super) fn has(&mut self, bytes: usize) -> bool {
+        self.exhausted = self.pool().free_bytes() < bytes;
+        !self.exhausted
+    }
+
+    /// Returns whether `buf` is already faulted in, or `priority` permits faulting it in.
+    fn may_touch(&self, buf: &IoBuf, priority: Priority) -> bool {
+        let end = self.pool().offset_of(buf).map_or(0, |at| at + buf.len());
+        priority != Priority::Readahead || self.window.is_faulted_to(end)
+    }
+
+    /// The window's pool.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.window.pool
+    }
+
+    pub(super) fn set_starving(&mut self, starving: bool) {
+        // The background thread soon returns the memory that it faults in, so no eviction is needed meanwhile.
+        self.starving = starving && self.window.is_faulted_to(usize::MAX);
+    }
+
+    /// Returns whether the pool had no memory for the last request because others have the window's memory, and not
+    /// because it is still being faulted in.
+    pub(super) fn is_full(&self) -> bool {
+        self.exhausted && self.window.is_faulted_to(usize::MAX)
+    }
+}
+
 /// The driver that registers memory for a loader with these options. If it is not there, warns, and returns `None`;
 /// [`Pin::Auto`] says nothing in a process that uses no device.
 pub(super) fn registrar(options: &LoaderOptions) -> Option<&'static dyn Registrar> {
@@ -235,5 +355,29 @@ mod tests {
         let options = LoaderOptions::default();
         let pool = Window::new(1 << 30, 4096, usize::MAX, &options).unwrap().pool.clone();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+    }
+
+    #[test]
+    fn readahead_waits_for_faulted_memory_and_the_next_batch_does_not() {
+        let window = Window::with_faulted(8 << 20, 1 << 20, 1 << 20);
+        let mut memory = Memory::new(Arc::new(window));
+        let first = memory.take(1 << 20, Priority::Readahead).expect("it is faulted in");
+        assert!(memory.take(1 << 20, Priority::Readahead).is_none() && memory.exhausted);
+        let second = memory.take(1 << 20, Priority::Next).expect("it may touch new pages");
+        assert!(memory.take(1 << 20, Priority::Sole).is_some() && memory.over_window == 0);
+        drop((first, second));
+        assert!(memory.take(1 << 20, Priority::Readahead).is_some(), "used memory is faulted in");
+    }
+
+    #[test]
+    fn nothing_is_read_outside_the_window_while_its_memory_is_faulted_in() {
+        for (faulted, outside) in [(1 << 20, false), (usize::MAX, true)] {
+            let mut memory = Memory::new(Arc::new(Window::with_faulted(8 << 20, 1 << 20, faulted)));
+            let held_by_thread = memory.pool().take_at(4 << 20, 1 << 20);
+            memory.set_starving(true);
+            assert_eq!(memory.take(8 << 20, Priority::Sole).is_some(), outside);
+            assert_eq!((memory.over_window, memory.starving), (u64::from(outside), outside));
+            drop(held_by_thread);
+        }
     }
 }

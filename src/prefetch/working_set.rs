@@ -197,8 +197,8 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
     }
 }
 
-/// The number of times that all ranks together read the chunks of this run, if the lanes are not a multiple of the
-/// ranks; `None` if each chunk is read once.
+/// The number of times that all ranks together read the chunks of this run, if the lanes of a grouped order are not a
+/// multiple of the ranks. `None` otherwise, and for local shares and batches by a budget.
 fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
     let (lanes, _) = options.order.kind.lanes_and_group()?;
     if options.budget.is_some() {
@@ -259,7 +259,7 @@ pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOption
     );
 }
 
-/// The bytes read for a sample alone, relative to its length: whole blocks are read.
+/// An estimate of the bytes read for a sample alone, relative to its length: whole blocks are read.
 pub(super) fn sample_cost(directory: &Directory) -> f64 {
     1.0 + BLOCK_BYTES / (mean_sample_bytes(directory).max(1) as f64)
 }
@@ -270,7 +270,7 @@ fn stray_cost(directory: &Directory) -> f64 {
     (mean / BLOCK_BYTES).ceil() * BLOCK_BYTES / mean
 }
 
-/// The mean length of a sample in bytes.
+/// The mean length of a sample in bytes, with its share of headers and padding.
 pub(super) fn mean_sample_bytes(directory: &Directory) -> u64 {
     let lengths = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
     lengths.sum::<u64>() / directory.num_samples().max(1)
@@ -365,7 +365,7 @@ pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
 /// Added to the batches for which a chunk stays because of sorting windows.
 const PATIENCE: u64 = 8;
 
-/// The limits of the default window; only large chunks make it exceed the first.
+/// The limits of the default window; only large open chunks, or large batches by a budget, make it exceed the first.
 const DEFAULT_WINDOW: usize = 256 << 20;
 const MAX_DEFAULT_WINDOW: usize = 1 << 30;
 

@@ -20,7 +20,7 @@ use super::messages::{PROTOCOL, ToClient, ToOwner, frame, unknown};
 
 /// The connection of a client that has a seat.
 pub(super) struct Link {
-    /// Shared with the leases of buffers, which outlive the link.
+    /// Shared with the held shares of entries, which may outlive the link.
     outbox: Arc<Outbox>,
     window: SharedBytes,
     /// Bytes that were received.
@@ -124,10 +124,11 @@ impl Link {
         self.outbox.send(&mut queue);
     }
 
-    /// A loan of the window for the buffers of `entry`. When the last buffer is dropped, the entry is released.
+    /// A loan of the window for the buffers of `entry`. When the last buffer is dropped, this rank's share of the entry
+    /// is released.
     pub(super) fn loan(&self, entry: u64) -> Loan {
         let outbox = Arc::clone(&self.outbox);
-        self.window.loan(Lease { process: process_id(), entry, outbox })
+        self.window.loan(HeldShare { process: process_id(), entry, outbox })
     }
 
     /// Returns whether the owner has ended or ends within [`LONGEST_POLL`]: a dying process may close its memory before
@@ -190,7 +191,7 @@ impl Drop for Link {
                 self.outbox.push(ToOwner::Release { entry: head.entry });
             }
         }
-        // Leases keep the connection open, so that the owner keeps the memory of their buffers.
+        // Held shares keep the connection open, so that the owner keeps the memory of their entries.
         self.outbox.push(ToOwner::Leave);
         self.flush();
     }
@@ -232,15 +233,15 @@ pub(super) fn send_queued(stream: &UnixStream, bytes: &mut Vec<u8>) -> bool {
     is_open
 }
 
-/// The right to an entry's memory in the window; dropping it releases the entry.
-struct Lease {
+/// This rank's share of an entry, whose memory in the window its batch uses; dropping it releases the share.
+struct HeldShare {
     /// The process that has the batch: a forked child drops a copy.
     process: u32,
     entry: u64,
     outbox: Arc<Outbox>,
 }
 
-impl Drop for Lease {
+impl Drop for HeldShare {
     fn drop(&mut self) {
         // In a forked child, the parent still has the batch, and a thread of the parent may hold the lock for ever.
         if self.process == process_id() {

@@ -8,7 +8,7 @@
 //! | then, of a batch | three numbers: of samples, of rows, and of inputs of a row |
 //! | | each sample ([`SamplePlace`]), then each segment of the rows (five numbers) |
 //!
-//! All numbers have 32 bits, in the order of the processor's bytes, except those of [`SamplePlace`].
+//! All numbers are in the processor's byte order and have 32 bits, except some of [`SamplePlace`].
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -1,11 +1,12 @@
 //! The loader of a node: one process reads, and all ranks of the node take their batches from its window.
 //!
-//! The first process that binds the node's socket is the *owner* (`owner.rs`). It reads with one ordinary
-//! prefetcher, whose batches are those of all ranks of the node together, into memory that the other processes map for
-//! reading. Every rank, also that of the owner's process, is a *client* (`client.rs`) with a *seat*: its number on the
-//! node. A message describes a batch: the ids, and the places of the bytes. So bytes in the window are not copied, and
-//! the next batch has usually arrived before it is needed. Bytes outside the window (lent by a tier in memory, or
-//! allocated beside a full window) are copied twice: by the owner into a file in memory, and by each rank out of it.
+//! The first process that binds the node's socket is the *owner* (`owner.rs`). It reads with one ordinary prefetcher,
+//! into memory that the other processes map for reading. A batch of this prefetcher is that of all ranks of the node
+//! together; if batches have a budget, it is of one rank, and the ranks get batches in turn. Every rank, also that of
+//! the owner's process, is a *client* (`client.rs`) with a *seat*: its number on the node. A message describes a batch:
+//! the ids, and the places of the bytes. So bytes in the window are not copied, and the next batch has usually arrived
+//! before it is needed. Bytes outside the window (lent by a tier in memory, or allocated beside a full window) are
+//! copied twice: by the owner into a file in memory, and by each rank out of it.
 //!
 //! | file | holds |
 //! |---|---|

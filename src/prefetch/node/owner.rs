@@ -245,8 +245,8 @@ impl Server {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
-                    // Without a free descriptor the listener would stay ready, so this thread pauses. It continues
-                    // to serve the ranks that are connected.
+                    // Without a free descriptor the listener would stay ready, so nothing is accepted for a while.
+                    // The connected ranks are still served.
                     tracing::warn!(%error, "no more ranks can join this node's loader for now");
                     self.listens_from = Instant::now() + LISTEN_AGAIN;
                     return;
@@ -535,7 +535,7 @@ impl Client {
 /// The timeout of joining a thread: the prefetcher may be connecting.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest wait for a message, and the same while the ranks gather.
+/// The longest wait for a message; while the ranks gather, the second.
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const GATHER_TICK: Duration = Duration::from_millis(50);
 

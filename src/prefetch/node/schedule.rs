@@ -1,5 +1,5 @@
 //! Schedule of a node's loader: decides what the owner does next. The owner reads another batch, sends a share of a
-//! batch, drops a batch, or begins to read at another position. This file knows neither bytes nor sockets.
+//! batch, drops a batch, or begins to read at another position. This file knows neither contents nor sockets.
 //!
 //! A batch of the node is an *entry*. Each seat that has samples of the entry gets a *share* of it, in its queue.
 //! A share is sent once the client has reached the position before the share, and has fewer than [`MAX_UNTAKEN`] shares
@@ -10,7 +10,7 @@
 //! shares of such seats are kept. The owner reads again, from the smallest position that a client wants, in three
 //! cases: reading has failed; a client wants a position before its next queued share or, if its queue is empty, before
 //! the end of its shares so far; or all clients want positions that are not read yet, so that no client needs the
-//! batches before them. Clients that are further skip the shares that they have had.
+//! batches before them. Clients at later positions skip the shares that they have had.
 
 use std::collections::{BTreeMap, VecDeque};
 
