@@ -253,8 +253,8 @@ impl PollerThread {
         self.shared.over_window.store(self.memory.over_window, Ordering::Relaxed);
     }
 
-    /// Sleeps until a completion arrives or the consumer wakes this thread, at most [`MAX_SLEEP`]. Returns at once if
-    /// it has only now told the consumer that it waits for it.
+    /// Sleeps until a completion arrives or another thread wakes this one, at most [`MAX_SLEEP`]. If it must wait for
+    /// the consumer, the first call only sets [`LoaderShared::blocked`], and one more turn follows.
     fn sleep(&mut self) {
         let blocked = self.held.is_some() || self.memory.exhausted;
         let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);
