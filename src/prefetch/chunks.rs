@@ -2,8 +2,8 @@
 //!
 //! A chunk is resident from its arrival until its group has ended and the last batch with its samples is assembled. A
 //! lane reads one group after the other, so the first read for a lane's next group closes the chunks of the previous
-//! group. Sequences that return to earlier groups keep chunks for some batches instead ([`ChunkDriver::patient`]), and
-//! a sample of a chunk that another rank reads is read alone and dropped after its batch.
+//! group. Sequences that return to earlier groups keep chunks for some batches instead (`patience`), and a sample of a
+//! chunk that another rank reads is read alone and dropped after its batch.
 //!
 //! A chunk that is still resident when the next epoch needs it is not read again. Its earlier users could have written
 //! to it through an alias. With [`LoaderOptions::verify_kept`](super::LoaderOptions), its samples are verified again
@@ -43,8 +43,8 @@ pub(super) struct ChunkDriver {
     /// Set if samples of chunks kept from an earlier epoch are verified again.
     verify_kept: bool,
     residency: Arc<Residency>,
-    /// Batches for which a chunk stays after its last use; 0 if it stays until its group ends. See
-    /// [`ChunkDriver::patient`].
+    /// Batches for which a chunk stays after its last use, for sequences that return to earlier groups; 0 if it stays
+    /// until its group ends.
     patience: u64,
     /// The chunks, or parts of chunks, in memory or being read.
     residents: Slab<Resident>,
@@ -132,6 +132,7 @@ impl ChunkDriver {
         on_error: OnError,
         verify_kept: bool,
         residency: Arc<Residency>,
+        patience: u64,
     ) -> ChunkDriver {
         let first_of = vec![NONE; directory.num_chunks() as usize];
         ChunkDriver {
@@ -142,7 +143,7 @@ impl ChunkDriver {
             on_error,
             verify_kept,
             residency,
-            patience: 0,
+            patience,
             residents: Slab::new(),
             first_of,
             held: Vec::new(),
@@ -158,15 +159,9 @@ impl ChunkDriver {
         }
     }
 
-    /// Keeps each chunk for `patience` batches after its last use, instead of until its group ends: for sequences
-    /// that return to earlier groups.
-    pub(super) fn patient(self, patience: u64) -> ChunkDriver {
-        ChunkDriver { patience, ..self }
-    }
-
-    /// Reads the first batch by samples while its chunks are read. The batch draws from every chunk of its groups,
-    /// so it would wait for `lanes × group` chunks: 128 MiB for samples of 1 MiB. In return, its samples are read
-    /// twice, once per run.
+    /// Reads the first batch by samples while its chunks are read. The batch draws from all chunks of the first groups,
+    /// so it would wait for `lanes × group` of them: 32 chunks of 4 MiB by default. In return, the samples of this
+    /// batch are read twice.
     ///
     /// # Errors
     /// Errors of planning the batch.

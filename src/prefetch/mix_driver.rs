@@ -155,9 +155,10 @@ impl MixDriver {
             Batching::Chunk => {
                 let residency = Arc::clone(&self.residencies[source]);
                 let keep = self.verify_kept;
-                let chunks =
-                    ChunkDriver::new(directory, geometry, stream, on_error, keep, residency);
-                Box::new(chunks.patient(self.plan.patience))
+                let patience = self.plan.patience;
+                Box::new(ChunkDriver::new(
+                    directory, geometry, stream, on_error, keep, residency, patience,
+                ))
             }
             batching => {
                 let run = FETCH_LEN_BYTES.min(self.plan.window_bytes / 8).max(1);

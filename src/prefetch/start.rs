@@ -148,8 +148,9 @@ impl Prefetcher {
             (Batching::Chunk, None) => {
                 let keep = options.verify_kept;
                 let shown = Arc::clone(&residency);
-                let chunks = ChunkDriver::new(directory, geometry, stream, on_error, keep, shown)
-                    .patient(working_set::patience(options));
+                let patience = working_set::patience(options);
+                let chunks =
+                    ChunkDriver::new(directory, geometry, stream, on_error, keep, shown, patience);
                 if working_set::reads_first_batch_apart(&self.directory, options) {
                     Box::new(chunks.beginning_early(state.order)?)
                 } else {

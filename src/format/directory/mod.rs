@@ -437,7 +437,8 @@ impl Directory {
         &self.metadata.field_types
     }
 
-    /// The parts of the image, in the order of ids: one per import or append, or several if many processes import.
+    /// The parts of the image, in the order of ids: one per import or append, or several if many processes import or a
+    /// program writes samples in windows.
     pub fn parts(&self) -> impl Iterator<Item = &Part> {
         self.placements.iter().map(Placement::part)
     }

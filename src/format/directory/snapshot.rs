@@ -4,7 +4,7 @@
 //! (`attach_*`).
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::directory::columns::{ChecksumsAside, Columns};
 use crate::directory::ids::DeletedSet;
@@ -44,7 +44,7 @@ impl Directory {
         enough("snapshot", if whole { head.len_bytes } else { head.core_len() }, bytes.len())?;
         let source = Source { head: &head, bytes: &bytes, base: 0, gap: 0..0 };
         let directory = Directory::decode(&source)?;
-        directory.attach_tree_of(&source)?;
+        directory.attach(&directory.tree, |_| read_tree(&source))?;
         if whole {
             let rest = |range: Range<u64>| {
                 let slice = bytes.slice(range.start as usize..range.end as usize);
@@ -138,29 +138,25 @@ impl Directory {
     /// # Errors
     /// The tree is truncated or damaged.
     pub fn attach_tree(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        if self.tree.get().is_some() {
-            return Ok(());
+        self.attach(&self.tree, |head| {
+            let base = head.tree_range().start;
+            read_tree(&Source { head, bytes: &bytes.into(), base, gap: 0..0 })
+        })
+    }
+
+    /// Fills `missing` with the result of `read`, which gets the head of the snapshot that the missing sections are in.
+    /// Does nothing if it is filled already.
+    fn attach<T>(
+        &self,
+        missing: &OnceLock<T>,
+        read: impl FnOnce(&SnapshotHead) -> Result<T, FormatError>,
+    ) -> Result<(), FormatError> {
+        if missing.get().is_none() {
+            let what = "sections of a snapshot";
+            let head = self.on_media.as_deref().ok_or(FormatError::NotLoaded { what })?;
+            let _ = missing.set(read(head)?); // another thread may have attached the same bytes first
         }
-        let head = self.on_media()?;
-        let bytes = bytes.into();
-        let base = head.tree_range().start;
-        self.attach_tree_of(&Source { head, bytes: &bytes, base, gap: 0..0 })
-    }
-
-    fn attach_tree_of(&self, source: &Source<'_>) -> Result<(), FormatError> {
-        let keys = source.need(SectionKind::TreeKeys)?;
-        let ids = source.need(SectionKind::TreeIds)?;
-        let width = ids.param;
-        let len = keys.param;
-        let tree = Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?;
-        // Another thread may have attached the same bytes first.
-        let _ = self.tree.set(tree);
         Ok(())
-    }
-
-    /// The head of the snapshot that the missing sections are attached from.
-    fn on_media(&self) -> Result<&SnapshotHead, FormatError> {
-        self.on_media.as_deref().ok_or(FormatError::NotLoaded { what: "sections of a snapshot" })
     }
 
     /// Attaches the origins of a directory that was opened without them: the bytes of its snapshot in
@@ -169,18 +165,17 @@ impl Directory {
     /// # Errors
     /// The origins are truncated or damaged.
     pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        if self.origins.get().is_some() {
+        if !self.has_origins() {
             return Ok(());
         }
-        let head = self.on_media()?;
-        let bytes = bytes.into();
-        let Some(section) = head.section(SectionKind::Origins) else { return Ok(()) };
-        let source = Source { head, bytes: &bytes, base: section.offset, gap: 0..0 };
-        let origins = source.bytes_of(section)?;
-        visit_origins(&origins, |_| Ok(()))?;
-        // Another thread may have attached the same bytes first.
-        let _ = self.origins.set(origins);
-        Ok(())
+        self.attach(&self.origins, |head| {
+            let section = head.section(SectionKind::Origins).expect("there are origins");
+            let bytes = bytes.into();
+            let source = Source { head, bytes: &bytes, base: section.offset, gap: 0..0 };
+            let origins = source.bytes_of(section)?;
+            visit_origins(&origins, |_| Ok(()))?;
+            Ok(origins)
+        })
     }
 
     /// Attaches the names of a directory that was opened without them: the bytes of its snapshot in
@@ -189,22 +184,17 @@ impl Directory {
     /// # Errors
     /// The names are truncated or damaged.
     pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        if self.names.get().is_some() {
-            return Ok(());
-        }
-        let head = self.on_media()?;
-        let bytes = bytes.into();
-        let source = Source { head, bytes: &bytes, base: head.core_len(), gap: 0..0 };
-        let order = match head.section(SectionKind::NameOrder) {
-            Some(section) => Some((source.bytes_of(section)?, section.param)),
-            None => None,
-        };
-        let blocks = source.column(SectionKind::NameBlocks)?;
-        let text = source.column(SectionKind::Names)?;
-        let names = Names::from_bytes(blocks, text, order, self.num_samples())?;
-        // Another thread may have attached the same bytes first.
-        let _ = self.names.set(names);
-        Ok(())
+        self.attach(&self.names, |head| {
+            let bytes = bytes.into();
+            let source = Source { head, bytes: &bytes, base: head.core_len(), gap: 0..0 };
+            let order = match head.section(SectionKind::NameOrder) {
+                Some(section) => Some((source.bytes_of(section)?, section.param)),
+                None => None,
+            };
+            let blocks = source.column(SectionKind::NameBlocks)?;
+            let text = source.column(SectionKind::Names)?;
+            Names::from_bytes(blocks, text, order, self.num_samples())
+        })
     }
 
     /// The snapshot of this directory, to be written some bytes at a time.
@@ -510,6 +500,14 @@ impl Source<'_> {
     }
 }
 
+/// Reads the lookup tree.
+fn read_tree(source: &Source<'_>) -> Result<Tree, FormatError> {
+    let keys = source.need(SectionKind::TreeKeys)?;
+    let ids = source.need(SectionKind::TreeIds)?;
+    Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, ids.param, keys.param)
+}
+
+/// Reads the section `Facts`.
 fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), FormatError> {
     let bytes = source.column(SectionKind::Facts)?;
     let mut cursor = Cursor::new("facts of a snapshot", &bytes);

@@ -322,8 +322,7 @@ impl Labels {
         if base.is_some() {
             (0..num_base).for_each(|id| range.take(base_label(id)));
         }
-        let least = range.0?;
-        let most = range.1?;
+        let (least, most) = range.0?;
         let fits = |width: &usize| least > absent(*width) && most <= max(*width);
         let width = WIDTHS.into_iter().find(fits).unwrap_or(8);
         let mut bytes = Vec::new();
@@ -396,14 +395,14 @@ impl Labels {
 
 /// The smallest and the largest label; `None` if no sample has a label.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LabelRange(Option<i64>, Option<i64>);
+pub(crate) struct LabelRange(Option<(i64, i64)>);
 
 impl LabelRange {
     /// Extends the range to include `label`; ignores [`NO_LABEL`].
     pub(crate) fn take(&mut self, label: i64) {
         if label != NO_LABEL {
-            self.0 = Some(self.0.map_or(label, |least| least.min(label)));
-            self.1 = Some(self.1.map_or(label, |most| most.max(label)));
+            let (least, most) = self.0.unwrap_or((label, label));
+            self.0 = Some((least.min(label), most.max(label)));
         }
     }
 }

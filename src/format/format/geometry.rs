@@ -215,13 +215,14 @@ impl Pack {
     }
 }
 
-/// The samples of one import or append; of an import by many processes, those of one namespace or writer. Their ids are
-/// a contiguous range. Their slots are the same range of numbers, in another order if they are shuffled.
+/// The samples of one import or append; of an import by many processes, those of one namespace or writer; of a program
+/// that writes samples in windows, those of one window. Their ids are a contiguous range. Their slots are the same
+/// range of numbers, in another order if they are shuffled.
 ///
 /// `window`, the shuffle window, determines how ids map to slots. 0 keeps source order. Otherwise the part is
 /// divided into windows of that many samples (the last one may be shorter), and a keyed permutation shuffles each
-/// window. An import of a source of known length uses one window. A stream is shuffled in memory before ids are
-/// assigned, so its window is 0 or 1.
+/// window. A shuffled import of a source of known length uses one window for the whole part. A stream is shuffled in
+/// memory before ids are assigned, so its window is 0 or 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Part {
     /// First id, and first slot.

@@ -120,8 +120,12 @@ impl View {
     }
 
     fn new(image: Uuid, generation: Generation, ids: IdSet, splits: u32) -> View {
-        let hash = hash(image, generation, &ids);
-        View { image, generation, ids, splits, hash }
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        hasher.update(&image.0);
+        hasher.update(&generation.0.to_le_bytes());
+        hasher.update(&ids.limit().to_le_bytes());
+        ids.words().iter().for_each(|word| hasher.update(&word.to_le_bytes()));
+        View { image, generation, ids, splits, hash: hasher.digest128().to_be_bytes() }
     }
 
     /// UUID of the image.
@@ -176,15 +180,6 @@ impl View {
         let mark = ViewMark { hash: self.hash, splits: self.splits };
         Ok(directory.viewed(&self.ids, mark))
     }
-}
-
-fn hash(Uuid(image): Uuid, Generation(generation): Generation, ids: &IdSet) -> [u8; 16] {
-    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
-    hasher.update(&image);
-    hasher.update(&generation.to_le_bytes());
-    hasher.update(&ids.limit().to_le_bytes());
-    ids.words().iter().for_each(|word| hasher.update(&word.to_le_bytes()));
-    hasher.digest128().to_be_bytes()
 }
 
 fn no_sample(id: SampleId, num_samples: u64) -> Error {
