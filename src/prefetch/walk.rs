@@ -146,7 +146,8 @@ impl Walk {
             let current = self.current();
             if let Some(dealt) = deal(epoch, current.shard, place)? {
                 current.taken += 1;
-                return Ok(Some(Head::of_dealt(epoch, &dealt)));
+                let Dealt { consumed, ends_epoch, place } = dealt;
+                return Ok(Some(Head { place, ..Head::new(epoch, ends_epoch, consumed) }));
             }
             let is_empty = current.taken == 0 && self.consumed == 0;
             self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
@@ -187,11 +188,5 @@ impl Head {
     pub(super) fn new(epoch: Epoch, ends_epoch: bool, consumed: u64) -> Head {
         let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
         Head { epoch, ends_epoch, after, place: None, left: 0 }
-    }
-
-    /// The head of a batch by a budget.
-    fn of_dealt(epoch: Epoch, dealt: &Dealt) -> Head {
-        let Dealt { consumed, ends_epoch, place } = *dealt;
-        Head { place, ..Head::new(epoch, ends_epoch, consumed) }
     }
 }

@@ -199,19 +199,6 @@ impl Columns {
         table[c as usize].first_slot.get()..end
     }
 
-    pub(crate) fn chunk(&self, c: u32, layout: &ImageLayout) -> ChunkInfo {
-        let slots = self.slots_of(c);
-        let chunk = &self.table()[c as usize];
-        ChunkInfo {
-            namespace: chunk.namespace.get(),
-            offset_bytes: chunk.offset_bytes(layout),
-            len_bytes: u64::from(chunk.pages.get()) * PAGE,
-            header_bytes: chunk.data_start(),
-            first_slot: Slot(slots.start),
-            num_slots: (slots.end - slots.start) as u32,
-        }
-    }
-
     pub(crate) fn cell_ranges(&self, layout: &ImageLayout) -> impl Iterator<Item = CellRange> {
         let there = self.table().iter().filter(|chunk| !chunk.is_lost());
         there.map(|chunk| chunk.cell_range(layout))
@@ -326,7 +313,7 @@ impl RawChunk {
     }
 
     #[inline]
-    fn data_start(&self) -> u64 {
+    pub(super) fn data_start(&self) -> u64 {
         u64::from(self.data_page.get()) * PAGE
     }
 

@@ -75,7 +75,7 @@ use crate::format::{
     CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
     Uuid,
 };
-use columns::Columns;
+use columns::{Columns, PAGE};
 use dlfs_base::units::{Generation, SampleId, Slot};
 use ids::DeletedSet;
 use names::Names;
@@ -245,7 +245,16 @@ impl Directory {
     /// # Panics
     /// If there is no chunk `c`.
     pub fn chunk(&self, c: u32) -> ChunkInfo {
-        self.columns.chunk(c, &self.layout)
+        let slots = self.columns.slots_of(c);
+        let chunk = &self.columns.table()[c as usize];
+        ChunkInfo {
+            namespace: chunk.namespace.get(),
+            offset_bytes: chunk.offset_bytes(&self.layout),
+            len_bytes: u64::from(chunk.pages.get()) * PAGE,
+            header_bytes: chunk.data_start(),
+            first_slot: Slot(slots.start),
+            num_slots: (slots.end - slots.start) as u32,
+        }
     }
 
     /// The chunk of the id; `None` if the id was not assigned.

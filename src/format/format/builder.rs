@@ -4,7 +4,7 @@
 //! packs the bytes. [`ChunkDraft`] computes the length that the packed chunk would have. All three follow the same
 //! rules, so one thread can plan a chunk and another can build it.
 
-use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, max_table_bytes, padded};
+use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded};
 use crate::format::columns::{ColumnSpec, check_columns};
 use crate::format::error::{at_most, equal};
 use crate::format::field_type::FieldTypes;
@@ -75,7 +75,8 @@ impl ChunkSpec {
 
     /// Appends the encoded `table` of a chunk to `out`, which has the names of the fields.
     fn encode(&self, table: &Table, out: &mut Vec<u8>) {
-        table.encode(&self.part, max_table_bytes(&self.layout), out);
+        let max_len = self.layout.max_header_bytes() as usize - HEAD_BYTES;
+        table.encode(&self.part, max_len, out);
     }
 
     /// The header of a chunk of `num_samples` samples with `data_len` bytes of data; `table` is its encoded table.

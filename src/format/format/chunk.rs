@@ -18,13 +18,13 @@ use zerocopy::IntoBytes;
 pub(crate) use crate::format::chunk_head::padded;
 pub use crate::format::chunk_head::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, RawHead};
 
+use crate::format::FormatError;
 use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::cursor::check_crc32c;
 use crate::format::error::{enough, in_range};
 use crate::format::field_type::FieldTypes;
 use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
-use crate::format::{FormatError, ImageLayout};
 use dlfs_base::units::{SampleId, Slot};
 
 /// One sample of a chunk.
@@ -166,9 +166,4 @@ pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8]
     let table = &bytes[HEAD_BYTES..head.header_len as usize];
     check_crc32c("chunk table", head.table_crc, table)?;
     Ok(table)
-}
-
-/// Maximum length of a chunk's table in an image with this layout.
-pub(crate) fn max_table_bytes(layout: &ImageLayout) -> usize {
-    layout.max_header_bytes() as usize - HEAD_BYTES
 }

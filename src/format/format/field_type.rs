@@ -332,12 +332,9 @@ impl FromStr for FileForm {
     type Err = String;
 
     fn from_str(text: &str) -> Result<FileForm, String> {
-        match text {
-            "raw" => Ok(FileForm::Raw),
-            "text" => Ok(FileForm::Text),
-            "npy" => Ok(FileForm::Npy),
-            _ => Err(format!("{text:?} is none of raw, text and npy")),
-        }
+        let forms = [FileForm::Raw, FileForm::Text, FileForm::Npy];
+        let found = forms.into_iter().find(|form| form.name() == text);
+        found.ok_or_else(|| format!("{text:?} is none of raw, text and npy"))
     }
 }
 

@@ -206,7 +206,7 @@ impl NodeClient {
     /// This process was the owner, and one of its threads died.
     fn lose_owner(&mut self) -> Result<()> {
         self.link = None;
-        if let Some(died) = self.owner.take().and_then(|owner| owner.died()) {
+        if let Some(died) = self.owner.take().and_then(|owner| owner.fate.died()) {
             return Err(died);
         }
         self.pause = FIRST_PAUSE;
@@ -394,14 +394,17 @@ impl NodeClient {
             copied_bytes,
             stalls,
             stall_s,
-            registered_bytes: self.link.as_ref().map_or(0, Link::registered_bytes),
+            registered_bytes: self
+                .link
+                .as_ref()
+                .map_or(0, |it| it.window.registered_bytes() as u64),
             ..of_node
         }
     }
 
     /// The size of the window in bytes, which all ranks of the node share.
     pub(crate) fn window_bytes(&self) -> usize {
-        self.link.as_ref().map_or(0, Link::window_bytes)
+        self.link.as_ref().map_or(0, |link| link.window.len())
     }
 }
 

@@ -22,7 +22,7 @@ use super::messages::{PROTOCOL, ToClient, ToOwner, frame, unknown};
 pub(super) struct Link {
     /// Shared with the held shares of entries, which may outlive the link.
     outbox: Arc<Outbox>,
-    window: SharedBytes,
+    pub(super) window: SharedBytes,
     /// Bytes that were received.
     inbox: Vec<u8>,
     /// The number of bytes at the front of `inbox` that were handled.
@@ -102,11 +102,6 @@ impl Link {
         self.window.register(registrar).unwrap_or_else(|error| warn_of_refusal(&error));
     }
 
-    /// The length of the registered memory.
-    pub(super) fn registered_bytes(&self) -> u64 {
-        self.window.registered_bytes() as u64
-    }
-
     /// Queues a message.
     pub(super) fn push(&self, message: ToOwner) {
         self.outbox.push(message);
@@ -138,11 +133,6 @@ impl Link {
         let limit = Timespec::try_from(LONGEST_POLL).expect("a second");
         let polled = poll(&mut fds, Some(&limit));
         polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
-    }
-
-    /// The size of the window.
-    pub(super) fn window_bytes(&self) -> usize {
-        self.window.len()
     }
 
     /// The next message; waits for it until `until`. Sends the gathered messages before it waits.

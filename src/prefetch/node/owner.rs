@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::buf::Pool;
 use crate::cache::{Listener, is_same_user};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::walk::Head;
 use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
@@ -36,7 +36,7 @@ pub(super) struct NodeOwner {
     bell: Arc<OwnedFd>,
     threads: Vec<Thread>,
     /// The reason that a thread died.
-    fate: Fate,
+    pub(super) fate: Fate,
     stats: Arc<Mutex<LoaderStats>>,
 }
 
@@ -112,11 +112,6 @@ impl NodeOwner {
     /// The counters of the node's prefetcher.
     pub(super) fn stats(&self) -> LoaderStats {
         *self.stats.lock()
-    }
-
-    /// The reason that a thread died.
-    pub(super) fn died(&self) -> Option<Error> {
-        self.fate.died()
     }
 }
 
