@@ -1,10 +1,10 @@
 //! The batches of a mixture: the sources and samples of each batch of this rank.
 //!
-//! A global batch is a range of the mixture's positions. In orders that do not read whole chunks, a rank takes
-//! every W-th position (W: world size), as in one data set. In grouped order, every rank would then draw from all
-//! lanes of each source, since positions of a mixture do not alternate between lanes: all ranks would read all
-//! chunks. So each sample goes to the rank of its lane, within equal shares; the few remaining samples are read
-//! alone. This changes neither the samples of a global batch nor the number of samples of each rank.
+//! A global batch is a range of the mixture's positions. In orders other than the grouped one, a rank takes every W-th
+//! position (W: world size), as in one data set. In grouped order, every rank would then draw from all lanes of each
+//! source, since positions of a mixture do not alternate between lanes: all ranks would read all chunks. So each sample
+//! goes to the rank of its lane, within equal shares; the few remaining samples are read alone. This changes neither
+//! the samples of a global batch nor the number of samples of each rank.
 //!
 //! If batches are to be of one source each, consecutive positions draw from one source (a *unit*). The ranks then share
 //! the units of a global batch so that each rank's batch is of one source, if the numbers allow it.

@@ -1,7 +1,7 @@
 //! Reads batches ahead along an order, across epochs, within a bounded window of memory.
 //!
-//! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them through the `reader`'s
-//! pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data stays in memory:
+//! A [`Prefetcher`] reads on one thread, the *poller*. It plans batches from the order, reads them through the
+//! `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data stays in memory:
 //! `sample_driver` reads each batch by itself, `chunks` reads whole chunks and hands samples out of them, and `passes`
 //! reads chunks that do not fit the window, and tiny samples in global order, in several passes. `working_set` selects
 //! the driver, and estimates the chunks that a grouped order has open.
@@ -24,7 +24,7 @@
 //! error is final. The end of a run is an explicit message, and the samples are counted: a channel that closes without
 //! that message is an error.
 //!
-//! Read `chunks.rs` first: it is the driver of grouped order.
+//! Read `chunks.rs` first: it is the driver of grouped order, and of the sequential order by slot.
 //!
 //! With [`LoaderOptions::verify_kept`], samples in memory kept from an earlier epoch are verified a second time, on the
 //! caller's thread. A batch is read-only, but a view of it in C or Python can be made writable (`torch.frombuffer`,

@@ -201,7 +201,7 @@ impl Stream {
         head
     }
 
-    /// Replaces `picks` with the samples of the next batch; their groups are those of a grouped order, else 0.
+    /// Replaces `picks` with the samples of the next batch. Their groups are 0 unless the order visits whole chunks.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         let mut ids = std::mem::take(&mut self.ids);
         let head = self.next(&mut ids, picks)?;

@@ -123,7 +123,7 @@ impl TokenLengths {
     #[cold]
     fn too_long(&self, sample: SampleId, tokens: u32) -> Error {
         let most = self.budget.least_tokens();
-        let Some(rows) = &self.budget.rows else { return too_long(sample, tokens, most) };
+        let Some(rows) = &self.budget.rows else { return longer_than_batch(sample, tokens, most) };
         if !takes_whole(rows) {
             return too_many(sample, tokens.into());
         }
@@ -298,7 +298,7 @@ fn no_whole_tokens(sample: SampleId, bytes: u32, token_bytes: u32) -> Error {
 }
 
 #[cold]
-fn too_long(sample: SampleId, tokens: u32, budget: u64) -> Error {
+fn longer_than_batch(sample: SampleId, tokens: u32, budget: u64) -> Error {
     let text = format!("sample {sample} has {tokens} tokens, more than the {budget} of a batch");
     Error::new(ErrorKind::InvalidArgument, text).hint(
         "raise the budget, leave such samples out by a view (len <= N), or give them batches of their own: \

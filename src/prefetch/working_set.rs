@@ -1,5 +1,5 @@
-//! Decides from the working set of a run, the chunks that its order has open at a time, how long the window is and how
-//! batches are read.
+//! Decides how long the window is and how batches are read. Both follow from the working set of a run: the chunks that
+//! its order has open at a time.
 //!
 //! [`LoaderOptions::batching_on`] selects how batches are read: as the options say, or else by the order, the window
 //! and the medium. In grouped order, whole chunks are read and kept until their group has ended, so the medium is read
@@ -8,8 +8,8 @@
 //! by one, just before they are needed, if they are so large that a read costs little beside the copy. See
 //! `docs/performance.md`.
 //!
-//! Other orders are read by samples. In global order, tiny samples share blocks: they are read in passes if one
-//! pass uses enough samples of each block.
+//! The sequential order by slot is read by whole chunks, too; all other orders are read by samples. In global order,
+//! tiny samples share blocks: they are read in passes if one pass uses enough samples of each block.
 
 use std::sync::Arc;
 
@@ -26,18 +26,16 @@ use super::passes::PassLengths;
 /// The length of the window: as the options say, or else enough for the chunks that are open on this rank, for the
 /// next group of each lane that changes groups, and for the first batch; within limits.
 pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> usize {
-    if options.window_bytes != 0 {
-        return options.window_bytes;
-    }
-    let Some((_, group)) = options.order.kind.lanes_and_group() else { return DEFAULT_WINDOW };
+    let is_open = options.window_bytes == 0;
+    let Some((_, group)) = options.order.kind.lanes_and_group().filter(|_| is_open) else {
+        return shared_window_bytes(options, 0);
+    };
     let chunks = u64::from(lanes_of(options)).saturating_mul(u64::from(group) + 1);
     let wanted = chunks_len(directory, chunks.saturating_add(FIRST_BATCH_ROOM_CHUNKS));
-    let wanted = wanted.saturating_add(sorted_bytes(directory, options));
-    usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
+    shared_window_bytes(options, wanted.saturating_add(sorted_bytes(directory, options)))
 }
 
-/// The length of the window of a mixture whose sources have `wanted` bytes of chunks in use: as the options say, or
-/// else `wanted` within limits.
+/// The length of a window that is to hold `wanted` bytes: as the options say, or else `wanted` within limits.
 pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize {
     match options.window_bytes {
         0 => {
@@ -47,8 +45,9 @@ pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize
     }
 }
 
-/// Bytes of the chunks that one source of a mixture has in use: the chunks open on this rank, and the next group of
-/// each lane that changes groups. Other orders have one chunk open, and the next one.
+/// Bytes of the chunks that a data set or source has in use: the chunks open on this rank, and a chunk more of each
+/// lane, since a lane's next group begins while batches still use the last chunks of its previous group. Orders other
+/// than the grouped one have one chunk open, and the next one.
 pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     let chunks = match options.order.kind.lanes_and_group() {
         Some((_, group)) => u64::from(lanes_of(options)) * (u64::from(group) + 1),
@@ -157,11 +156,9 @@ fn samples_for_a_live_one(directory: &Directory) -> f64 {
 pub(super) fn warn_of_small_window(directory: &Directory, options: &LoaderOptions) {
     let Some((lanes, group)) = options.order.kind.lanes_and_group() else { return };
     if exceeds_window(directory, options) {
-        // The next group begins while batches still use the last chunks of the previous one.
-        let enough = u64::from(lanes_of(options)) * (u64::from(group) + 1);
         tracing::warn!(
             window_bytes = window_bytes(directory, options),
-            enough_bytes = chunks_len(directory, enough),
+            enough_bytes = kept_bytes(directory, options),
             lanes,
             group,
             "the window is smaller than the chunks that a grouped order has open at a time, so samples are \

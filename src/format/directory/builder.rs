@@ -43,8 +43,8 @@ pub struct DirectoryBuilder {
     base: Option<Directory>,
     /// All parts, those of the base included.
     parts: Vec<Part>,
-    /// Time of the oldest chunk of each part.
-    started_ns: Vec<u64>,
+    /// The time of the oldest chunk of each part, the fields, the classes, and the cells that this generation frees.
+    metadata: ImageMetadata,
     /// The new chunks, in the order of their slots.
     chunks: Vec<RawChunk>,
     /// One for every [`STRIDE`] slots.
@@ -71,19 +71,12 @@ pub struct DirectoryBuilder {
     names_come_last: bool,
     /// Slots whose samples were deleted when they were added: purged, lost, left out, or deleted in a copied chunk.
     purged: Vec<u64>,
-    /// Names of the fields.
-    fields: Vec<Vec<u8>>,
-    field_types: FieldTypes,
     /// Set once the base, a chunk or [`DirectoryBuilder::set_fields`] has determined the fields.
     knows_fields: bool,
-    /// Names of the classes.
-    classes: Vec<Vec<u8>>,
     /// The imported objects: see [`DirectoryBuilder::add_origins`].
     origins: Vec<u8>,
     /// Deleted ids, as first id and number.
     deleted: Vec<(u64, u64)>,
-    /// The cells that this generation frees.
-    freed: Vec<CellRange>,
 }
 
 /// Ids and names by slot, from the first slot on whose id differs from its slot number.
@@ -135,13 +128,10 @@ impl DirectoryBuilder {
         typed.grow(base.columns().iter().map(Column::spec))?;
         Ok(DirectoryBuilder {
             parts: base.parts().copied().collect(),
-            started_ns: base.metadata.started_ns.clone(),
+            metadata: ImageMetadata { freed: Vec::new(), ..(*base.metadata).clone() },
             names: NamesWriter::after(base.names()?)?,
             typed,
-            fields: base.fields().to_vec(),
-            field_types: base.field_types().clone(),
             knows_fields: base.num_chunks() > 0,
-            classes: base.classes().to_vec(),
             origins: base.origins()?.to_vec(),
             base: Some(base.clone()),
             ..DirectoryBuilder::new(base.layout)
@@ -220,8 +210,8 @@ impl DirectoryBuilder {
         self.grow_part(*placement.part(), u64::from(info.num_slots), started_ns)?;
         if !self.knows_fields {
             self.knows_fields = true;
-            self.fields = from.fields().to_vec();
-            self.field_types = from.field_types().clone();
+            self.metadata.fields = from.fields().to_vec();
+            self.metadata.field_types = from.field_types().clone();
         }
         self.typed.grow(from.columns().iter().map(Column::spec))?;
         self.chunks.push(from.columns.table()[c as usize]);
@@ -291,7 +281,8 @@ impl DirectoryBuilder {
 
     /// Sets the fields of all samples, for an image without chunk headers.
     pub fn set_fields(&mut self, fields: Vec<Vec<u8>>, types: FieldTypes) {
-        (self.fields, self.field_types, self.knows_fields) = (fields, types, true);
+        (self.metadata.fields, self.metadata.field_types) = (fields, types);
+        self.knows_fields = true;
     }
 
     /// Adds the typed columns `columns`, for an image without chunk headers.
@@ -350,7 +341,7 @@ impl DirectoryBuilder {
 
     /// Sets the class names, which labels index.
     pub fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
-        self.classes = classes;
+        self.metadata.classes = classes;
     }
 
     /// Adds the imported objects, as groups of [`crate::format::record`].
@@ -360,7 +351,7 @@ impl DirectoryBuilder {
 
     /// Sets the cells that this generation frees: see [`crate::format::space::freed`].
     pub fn set_freed(&mut self, freed: Vec<CellRange>) {
-        self.freed = freed;
+        self.metadata.freed = freed;
     }
 
     /// The cells of the chunks so far.
@@ -419,13 +410,6 @@ impl DirectoryBuilder {
         let typed = self.typed(&placements);
         let names = self.names(&placements, given)?;
         let tree = self.tree(&names)?;
-        let metadata = ImageMetadata {
-            started_ns: self.started_ns,
-            fields: self.fields,
-            field_types: self.field_types,
-            classes: self.classes,
-            freed: self.freed,
-        };
         let base = self.base.as_ref().map(|base| &base.columns);
         let joined = |column: fn(&Columns) -> &Bytes, new| match base {
             Some(base) => Bytes::joined(column(base), new),
@@ -435,7 +419,7 @@ impl DirectoryBuilder {
             layout: self.layout,
             generation,
             time_ns,
-            metadata: metadata.into(),
+            metadata: self.metadata.into(),
             record_range: CellRange::default(),
             columns: Columns {
                 chunks: joined(|base| &base.chunks, self.chunks.as_bytes().to_vec()),
@@ -473,14 +457,14 @@ impl DirectoryBuilder {
                 equal("seed of a part", last.seed, part.seed)?;
                 equal("window of a part", last.window, part.window)?;
                 last.count += count;
-                let started = self.started_ns.last_mut().expect("one for each part");
+                let started = self.metadata.started_ns.last_mut().expect("one for each part");
                 *started = time_ns.min(*started);
             }
             None => {
                 equal("first id of a part", next, part.first)?;
                 self.settle()?;
                 self.parts.push(Part { count, ..part });
-                self.started_ns.push(time_ns);
+                self.metadata.started_ns.push(time_ns);
             }
         }
         Ok(())
@@ -488,16 +472,17 @@ impl DirectoryBuilder {
 
     /// Takes the fields and their types from the first chunk, and checks that later chunks have the same.
     fn check_fields(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
+        let ImageMetadata { fields, field_types, .. } = &mut self.metadata;
         if !self.knows_fields {
             self.knows_fields = true;
-            self.fields = header.fields().map(<[u8]>::to_vec).collect();
-            self.field_types = header.field_types().clone();
+            *fields = header.fields().map(<[u8]>::to_vec).collect();
+            field_types.clone_from(header.field_types());
         }
-        let same = header.fields().eq(self.fields.iter().map(|name| &name[..]));
-        let expected = self.fields.len() as u64;
+        let same = header.fields().eq(fields.iter().map(|name| &name[..]));
+        let expected = fields.len() as u64;
         let found = u64::from(header.head().num_fields);
         if same {
-            let differs = *header.field_types() != self.field_types;
+            let differs = *header.field_types() != *field_types;
             return equal("other types of the fields of a chunk", 0, differs.into());
         }
         Err(FormatError::Mismatch { what: "number or names of the fields", expected, found })
