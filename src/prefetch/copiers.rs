@@ -85,7 +85,7 @@ fn start_thread(
     Ok(ready)
 }
 
-/// The message with its batch, if it has one, in one buffer.
+/// The message with its batch, if it has one, in one buffer; or the error if there is no memory for the buffer.
 fn gathered(message: Message, shared: &LoaderShared, pool: &Pool) -> Message {
     match message {
         Message::Batch(mut delivery) => match gather(&mut delivery.batch, Some(pool)) {

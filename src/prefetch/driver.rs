@@ -93,7 +93,7 @@ pub(super) trait Driver: Send {
 
 /// A driver of one source of a mixture, which is fed its parts of batches.
 pub(super) trait SourceDriver: Driver {
-    /// The driver's parts of batches.
+    /// The queue by which the driver is fed.
     fn fed(&mut self) -> &mut Fed;
     /// Returns whether reads have been started for everything fed to its stream, and for all overwritten memory.
     fn has_requested_all(&self) -> bool;

@@ -54,9 +54,9 @@ impl Mix {
         HexId((u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes())
     }
 
-    /// The order of a source in a run with `order`. It has its own seed, and a share of the lanes in proportion to
-    /// its chunks, so that all sources together have about as many chunks open as one image of the same bytes.
-    /// Frozen.
+    /// The order of a source in a run with `order`. This order has a seed of its own and, if it is grouped, a share of
+    /// the lanes in proportion to the source's chunks, so that all sources together have about as many chunks open as
+    /// one image of the same bytes. Frozen: a resumed run must get the same order.
     pub(super) fn order_of(&self, source: usize, order: &OrderSpec) -> OrderSpec {
         let seed = source_seed(order.seed, source);
         let (lanes, group) = match order.kind {
@@ -149,5 +149,6 @@ impl SourceIds {
     }
 }
 
-/// The number of parts that the lanes are divided into among sources: the lanes of one rank by default. Frozen.
+/// The number of units of lanes that are divided among sources: the lanes of one rank by default. Frozen, as the order
+/// is.
 const LANES_A_UNIT: u32 = crate::order::LANES_A_RANK;

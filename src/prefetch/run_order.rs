@@ -18,6 +18,7 @@ pub(super) struct RunOrder {
     /// A source of a mixture also keeps the order of its previous epoch: around an epoch's end, batches may
     /// alternate between both.
     other: Option<EpochOrder>,
+    /// Set for a source of a mixture.
     alternates: bool,
 }
 

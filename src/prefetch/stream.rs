@@ -34,7 +34,7 @@ pub(crate) struct Stream {
     pub(super) spares: Spares,
     /// `None` if batches have a fixed number of samples.
     budgeted: Option<Box<Budgeted>>,
-    /// For a source of a mixture: supplies positions instead of the order.
+    /// For a source of a mixture: supplies positions instead of `walk`.
     pub(super) fed: Option<Fed>,
 }
 

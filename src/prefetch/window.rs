@@ -119,21 +119,6 @@ impl Window {
     }
 }
 
-#[cfg(test)]
-impl Window {
-    /// A window whose thread stops after `faulted_bytes`.
-    pub(super) fn with_faulted(
-        bytes: usize,
-        slot_len_bytes: usize,
-        faulted_bytes: usize,
-    ) -> Window {
-        let options = LoaderOptions::default();
-        let window = Window::new(bytes, slot_len_bytes, 0, &options).expect("memory");
-        window.progress.faulted_bytes.store(faulted_bytes, Ordering::Relaxed);
-        window
-    }
-}
-
 impl FaultProgress {
     /// Faults in the first `used_bytes` of the pool, step by step.
     fn fault_in(&self, pool: &Pool, used_bytes: usize) {
@@ -333,6 +318,16 @@ mod tests {
 
     use super::*;
     use crate::qpair::group::PollGroup;
+
+    impl Window {
+        /// A window whose thread stops after `faulted_bytes`.
+        fn with_faulted(bytes: usize, slot_len_bytes: usize, faulted_bytes: usize) -> Window {
+            let options = LoaderOptions::default();
+            let window = Window::new(bytes, slot_len_bytes, 0, &options).expect("memory");
+            window.progress.faulted_bytes.store(faulted_bytes, Ordering::Relaxed);
+            window
+        }
+    }
 
     #[test]
     fn all_memory_is_faulted_in_and_the_poller_is_woken() {

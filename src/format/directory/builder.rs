@@ -244,12 +244,12 @@ impl DirectoryBuilder {
         for _ in 0..count {
             let slot = self.next_slot().0;
             let chunk = self.chunks.last();
-            let fresh = chunk.is_none_or(|chunk| {
+            let is_new_chunk = chunk.is_none_or(|chunk| {
                 !chunk.is_lost()
                     || slot - chunk.first_slot.get() >= LOST_CHUNK_SLOTS
                     || chunk.first_slot.get() < part.first
             });
-            if fresh {
+            if is_new_chunk {
                 self.chunks.push(RawChunk {
                     first_slot: slot.into(),
                     cell: LOST.into(),
@@ -560,7 +560,7 @@ impl DirectoryBuilder {
             let part = placement.part();
             for slot in part.first.max(first_new)..part.first + part.count {
                 let id = placement.id_at(Slot(slot)).0;
-                let mut own = slot;
+                let mut own = slot; // the id of a slot that is not shuffled
                 let found = match &mut self.shuffled {
                     Some(shuffled) if slot >= shuffled.first_slot => {
                         &mut shuffled.ids[(slot - shuffled.first_slot) as usize]

@@ -1,7 +1,8 @@
 //! Records of several fields: for example an image, its label and its caption in one sample, read at once.
 //!
-//! A record of one field is the bytes of that field. A record of several fields begins with a table of
-//! their lengths, a u32 for each; the fields follow in the same order. The sample's CRC32C covers the whole record.
+//! A record of one field is the bytes of that field. A record of several fields begins with a table of their lengths, a
+//! u32 for each, `u32::MAX` for an absent field; the fields follow in the same order. The sample's CRC32C covers the
+//! whole record.
 
 use std::ops::Range;
 
@@ -28,7 +29,7 @@ pub fn table(lens: &[Option<u64>]) -> Vec<u8> {
     lens.iter().flat_map(|len| len.map_or(ABSENT, |len| len as u32).to_le_bytes()).collect()
 }
 
-/// Writes the length table to the front of `record`; returns the range of each field.
+/// Writes the length table to the front of `record`; returns the range of each field, empty for an absent one.
 ///
 /// # Panics
 /// If `record` does not have [`record_len`] bytes.

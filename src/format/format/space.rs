@@ -25,8 +25,8 @@ struct NamespaceCells {
     capacity: u64,
     /// Used ranges: end by start. Adjacent ranges are merged. The first range begins with the reserved cells.
     used: BTreeMap<u64, u64>,
-    /// For each power of two, a cell below which no free range of that many cells begins. Lets a search skip many small
-    /// gaps.
+    /// For each power of two, a cell below which no free range of that many cells begins: a search skips the small gaps
+    /// before it.
     none_below: [u64; 64],
 }
 

@@ -73,7 +73,7 @@ pub(super) struct Entry {
 pub(super) struct Puller {
     pub(super) origin: Origin,
     pub(super) window: Arc<Window>,
-    /// The state of the run at any position, which [`Puller::begin`] replaces.
+    /// The state of the run at any position: [`Puller::begin`] moves a copy to the position that is asked for.
     pub(super) base: State,
     /// `None` until the first [`Command::Begin`], and after a failure of one.
     pub(super) prefetcher: Option<Prefetcher>,
