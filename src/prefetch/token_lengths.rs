@@ -66,7 +66,8 @@ impl TokenLengths {
     ///
     /// # Errors
     /// The sample has no length, or a negative one; it is longer than a batch, and long samples are refused; or it is a
-    /// document that is longer than a row although rows take whole documents, or that has no whole number of tokens.
+    /// document that is longer than a row although rows take whole documents, that has no whole number of tokens, or
+    /// that has 2^32 tokens or more with its separator.
     #[inline]
     pub fn of(&self, id: SampleId) -> Result<u32> {
         match self.source {

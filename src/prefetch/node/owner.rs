@@ -135,7 +135,7 @@ struct Server {
     stop: Arc<AtomicBool>,
     clients: Vec<Client>,
     schedule: Schedule,
-    /// The time at which the gathering ends.
+    /// The time at which the gathering ends at the latest.
     gather_until: Instant,
     /// The batches that clients have or will get, by number.
     entries: HashMap<u64, Entry>,

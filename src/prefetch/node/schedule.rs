@@ -3,8 +3,8 @@
 //!
 //! A batch of the node is an *entry*. Each seat that has samples of the entry gets a *share* of it, in its queue.
 //! A share is sent once the client has reached the position before the share, and has fewer than [`MAX_UNTAKEN`] shares
-//! that it has not taken. An entry is kept until all of its shares are released: by the client, when the client
-//! has disconnected, or when the client has had the share before.
+//! that it has not taken. An entry is kept until all of its shares are released: by the client, when the client has
+//! disconnected, when the client has had the share before, or when shares that are not sent yet are dropped.
 //!
 //! A seat without a client gets no shares, so no client waits for it. Only at the start, while the ranks *gather*, the
 //! shares of such seats are kept. The owner reads again, from the smallest position that a client wants, in three
