@@ -24,9 +24,8 @@ use crate::units::Slot;
 
 use super::OnError;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, Planner, SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, Planner, Residency, SourceDriver,
 };
-use super::residency::Residency;
 use super::sample_driver::SampleDriver;
 use super::stream::{Fed, Stream};
 use super::walk::Head;

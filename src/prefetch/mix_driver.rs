@@ -22,13 +22,12 @@ use crate::units::Epoch;
 
 use super::chunks::ChunkDriver;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED_SAMPLES, Planner, PollerInput, SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED_SAMPLES, Planner, PollerInput, Residency, SourceDriver,
 };
 use super::mix::{Drawn, Mix};
 use super::mix_plan::{MixPlan, plan};
 use super::mix_stream::MixStream;
 use super::options::{Batching, LoaderOptions};
-use super::residency::Residency;
 use super::sample_driver::SampleDriver;
 use super::stream::{Piece, Placed, Stream};
 use super::walk::Head;

@@ -8,10 +8,10 @@
 //!
 //! | files | what |
 //! |---|---|
-//! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
+//! | `walk`, `stream` | the positions of a rank batch by batch, and their samples along an order |
 //! | `mix`, `mix_stream` | data sets that are read as one sequence, and the batches of a mixture |
 //! | `token_lengths`, `dealing`, `batch_counts` | batches by a token budget, or as rows of tokens |
-//! | `driver`, `residency` | the trait of drivers and what they share |
+//! | `driver` | the trait of drivers and what they share |
 //! | `mix_driver`, `mix_plan` | a driver that reads a mixture through one driver per source |
 //! | `options` | the options of a loader |
 //! | `start`, `poller` | construction of a prefetcher, and its thread |
@@ -46,8 +46,6 @@ mod node;
 mod options;
 mod passes;
 mod poller;
-mod residency;
-mod run_order;
 mod sample_driver;
 mod start;
 mod stream;
@@ -94,9 +92,8 @@ pub use trace::Trace;
 pub(crate) use walk::Head;
 pub(crate) use window::Window;
 
-use driver::Delivery;
+use driver::{Delivery, Residency};
 use poller::Poller;
-use residency::Residency;
 use waits::Seen;
 
 /// The result of [`Prefetcher::next_within`].

@@ -10,10 +10,9 @@ use crate::qpair::Device;
 use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
 use super::chunks::ChunkDriver;
-use super::driver::{Driver, PollerInput};
+use super::driver::{Driver, PollerInput, Residency};
 use super::passes::PassDriver;
 use super::poller::Poller;
-use super::residency::Residency;
 use super::sample_driver::SampleDriver;
 use super::stream::Stream;
 use super::window::{Memory, Window};
