@@ -360,8 +360,7 @@ impl ChunkDriver {
         self.held.iter().any(|&index| self.residents[index as usize].is_unpinned())
     }
 
-    /// Of the residents at `indices`, the index of the one that is needed latest, within the look-ahead. `None` if
-    /// there are none.
+    /// The one of `indices` whose resident is needed latest, within the look-ahead. `None` if `indices` is empty.
     fn needed_latest(&mut self, mut indices: Vec<u32>) -> Option<u32> {
         let mut age = self.requested;
         let mut num_searched = 0;

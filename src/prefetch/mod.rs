@@ -148,7 +148,7 @@ impl Course {
     /// Returns the first error of the run, if there was one.
     ///
     /// # Errors
-    /// That error: its kind and text.
+    /// Kind and text of this error.
     fn check(&self) -> Result<()> {
         let Some((kind, text)) = &self.failed else { return Ok(()) };
         Err(Error::new(*kind, text.clone()))

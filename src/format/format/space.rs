@@ -196,7 +196,7 @@ pub fn without(
         let namespace = range.namespace;
         let end = range.cell + range.cells;
         let mut at = range.cell;
-        // Of the kept ranges that begin at or before this one, only the last can overlap it.
+        // Only the last one of the kept ranges that begin at or before this range can overlap it.
         let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));
         for kept in &kept[from.saturating_sub(1)..] {
             if (kept.namespace, kept.cell) >= (namespace, end) {
