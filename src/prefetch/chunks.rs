@@ -339,8 +339,8 @@ impl ChunkDriver {
         *last = index;
     }
 
-    /// Closes the residents that are needed no more once `group` of `lane` begins in `epoch`; evicts all closed ones
-    /// that nothing pins.
+    /// Closes the residents that are needed no more once `group` of `lane` begins in `epoch`; with patience, those that
+    /// no batch has used for so long. Evicts all closed residents that nothing pins.
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
         let patience = self.patience;
         let oldest = (self.first + self.planned.len() as u64).saturating_sub(patience);

@@ -98,8 +98,8 @@ impl Mix {
     }
 }
 
-/// Checks that the options have a meaning for several data sets: a mixture has no weights of samples, and no shares
-/// that depend on the place of a sample.
+/// Checks that the options have a meaning for several data sets: a mixture has no weights of samples, no order that
+/// gives ranks samples of their own, and no local shares.
 fn check(options: &LoaderOptions) -> Result<()> {
     options.order.started(options.world_size).check()?;
     if options.weights.is_some() {
