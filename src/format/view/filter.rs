@@ -281,11 +281,7 @@ impl FilterNode {
                 nodes.iter().map(FilterNode::cost).max().unwrap_or(0)
             }
             FilterNode::Not(node) => node.cost(),
-            FilterNode::Number {
-                column: NumberColumn::Id | NumberColumn::Label | NumberColumn::Typed(_),
-                ..
-            } => 0,
-            FilterNode::Number { column: NumberColumn::Len, .. } => 1,
+            FilterNode::Number { column, .. } => u32::from(*column == NumberColumn::Len),
             FilterNode::Name(_) => NAME_COST,
         }
     }

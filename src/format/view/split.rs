@@ -38,9 +38,8 @@ impl Split {
     /// # Errors
     /// There are no shares, a share is 0, negative or more than 1, their sum is not 1, or a name is invalid or used
     /// twice.
-    pub fn new(shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split> {
+    pub fn new(mut shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split> {
         let refuse = |why: String| Err(no_shares(why));
-        let mut shares = shares;
         for (at, (name, share)) in shares.iter().enumerate() {
             check_name(name).map_err(no_shares)?;
             if !(*share > 0.0 && *share <= 1.0) {

@@ -225,15 +225,14 @@ impl Parser {
         let (mut left, mut at) = self.operand()?;
         let mut tests = Vec::new();
         loop {
-            let is_negated =
-                matches!(left, Operand::Column(_)) && self.take_if(&Token::Sign("not"));
+            let is_negated = matches!(left, Token::Column(_)) && self.take_if(&Token::Sign("not"));
             let test = match (self.peek().0.clone(), &left) {
-                (Token::Sign("in"), Operand::Column(column)) => {
+                (Token::Sign("in"), Token::Column(column)) => {
                     self.next += 1;
                     let values = self.list()?;
                     Test { column: column.clone(), at, compare: Compare::In, values }
                 }
-                (Token::Sign("glob"), Operand::Column(column)) => {
+                (Token::Sign("glob"), Token::Column(column)) => {
                     self.next += 1;
                     let Token::Value(value @ Literal::Bytes(_)) = self.peek().0.clone() else {
                         return self.expected("a pattern in quotes");
@@ -256,8 +255,8 @@ impl Parser {
                     break;
                 }
                 (_, _) if is_negated => return self.expected("`in` or `glob`"),
-                (_, Operand::Column(_)) => return self.expected("a comparison, `in` or `glob`"),
-                (_, Operand::Value(_)) => return self.expected("a comparison with a column"),
+                (_, Token::Column(_)) => return self.expected("a comparison, `in` or `glob`"),
+                _ => return self.expected("a comparison with a column"),
             };
             let test = Expr::Test(test);
             tests.push(if is_negated { Expr::Not(Box::new(test)) } else { test });
@@ -269,22 +268,22 @@ impl Parser {
     /// The test that compares two operands with their byte offsets: a column and a value, in either order.
     fn compared(
         &self,
-        (left, left_at): (&Operand, usize),
+        (left, left_at): (&Token, usize),
         compare: Compare,
-        (right, right_at): (&Operand, usize),
+        (right, right_at): (&Token, usize),
     ) -> Result<Test, Problem> {
         let (column, at, compare, value) = match (left, right) {
-            (Operand::Column(column), Operand::Value(value)) => {
+            (Token::Column(column), Token::Value(value)) => {
                 (column, left_at, compare, (value.clone(), right_at))
             }
-            (Operand::Value(value), Operand::Column(column)) => {
+            (Token::Value(value), Token::Column(column)) => {
                 (column, right_at, compare.turned(), (value.clone(), left_at))
             }
-            (Operand::Column(_), Operand::Column(_)) => {
+            (Token::Column(_), Token::Column(_)) => {
                 let what = "a column is compared with a value, not with another column";
                 return Err(Problem::new(right_at, what));
             }
-            (Operand::Value(_), Operand::Value(_)) => {
+            _ => {
                 let what = "one side of a comparison is a column; strings stand in quotes";
                 return Err(Problem::new(left_at, what));
             }
@@ -292,13 +291,12 @@ impl Parser {
         Ok(Test { column: column.clone(), at, compare, values: vec![value] })
     }
 
-    fn operand(&mut self) -> Result<(Operand, usize), Problem> {
-        let operand = match self.peek().0.clone() {
-            Token::Column(name) => Operand::Column(name),
-            Token::Value(value) => Operand::Value(value),
-            _ => return self.expected("a column, such as `label`, or a value"),
-        };
-        Ok((operand, self.take().1))
+    /// One side of a comparison, with its byte offset: a column or a value.
+    fn operand(&mut self) -> Result<(Token, usize), Problem> {
+        match self.peek().0 {
+            Token::Column(_) | Token::Value(_) => Ok(self.take()),
+            _ => self.expected("a column, such as `label`, or a value"),
+        }
     }
 
     /// The values in parentheses after `in`, with their byte offsets.
@@ -320,12 +318,6 @@ impl Parser {
             }
         }
     }
-}
-
-/// One side of a comparison.
-enum Operand {
-    Column(String),
-    Value(Literal),
 }
 
 impl Compare {
