@@ -164,7 +164,7 @@ impl Columns {
     }
 
     /// The chunk of `slot`, and the sample's offset in the chunk's data: computed sample by sample from the checkpoint
-    /// at or before the sample, or as a product if all samples between are equal blocks.
+    /// at or before the sample, or as a product if all samples from the checkpoint on are equal blocks.
     #[inline]
     fn find(&self, slot: Slot, lengths: &[U32], pack: Pack) -> (usize, u64) {
         let slot = slot.0 as usize;

@@ -86,7 +86,8 @@ pub struct Attributes {
     pub inode: u64,
     /// Length in bytes; 0 for a folder.
     pub len_bytes: u64,
-    /// Time at which the import of the file's sample began; for a folder, time of the generation. In ns since 1970.
+    /// In ns since 1970: the time at which the import of the file's sample began; for a folder, and for the files of a
+    /// plain folder, the time of the generation.
     pub modified_ns: u64,
     /// Type and permissions: 0100444 or 040555.
     pub mode: u32,
