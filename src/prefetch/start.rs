@@ -172,8 +172,8 @@ impl Prefetcher {
     }
 }
 
-/// The batching of one data set on these devices; `None` if a global order is read in passes, which only unset options
-/// permit. Warns if a small window keeps a grouped order from being read by chunks.
+/// The batching of one data set on these devices. `None` if a global order is read in passes: they require that the
+/// options leave the batching open. Warns if a small window keeps a grouped order from being read by chunks.
 fn settled_batching(
     directory: &Directory,
     devices: &[Arc<dyn Device>],
