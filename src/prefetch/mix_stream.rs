@@ -214,8 +214,8 @@ impl MixStream {
     }
 }
 
-/// The number of units in a whole global batch, if the ranks can share them so that each rank's batch is of one
-/// source: workers of a rank then take whole batches of the sequence.
+/// The number of units in a global batch of `count` positions, if there are several and each rank can take its batch
+/// out of one of them. `None` otherwise, and for a global batch that is not whole.
 fn units_of(ranks: u64, batch_size: u64, count: u64, unit: u64) -> Option<u64> {
     let is_whole = unit > 1 && count == ranks * batch_size && count.is_multiple_of(unit);
     let units = count.checked_div(unit).filter(|&units| is_whole && units > 1)?;
