@@ -16,7 +16,7 @@ use super::LoaderOptions;
 use super::dealing::{Dealing, append_tokens};
 use super::mix::{Mix, SourceIds, drawn};
 use super::mix_stream::SourceLengths;
-use super::stream::order_of;
+use super::run_order::order_of;
 use super::token_lengths::TokenLengths;
 
 /// Counts the batches of the epochs of a run.

@@ -9,7 +9,7 @@ use crate::order::{HexId, OrderKind, OrderSpec};
 use crate::qpair::Device;
 use crate::units::{Epoch, SampleId};
 
-use super::stream::RunOrder;
+use super::run_order::RunOrder;
 
 /// Data sets that are read as one sequence: the *sources* of a mixture.
 pub struct Mix {

@@ -8,7 +8,7 @@
 //!
 //! | files | what |
 //! |---|---|
-//! | `walk`, `stream` | the positions of a rank batch by batch, and their samples along an order |
+//! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
 //! | `mix`, `mix_stream` | data sets that are read as one sequence, and the batches of a mixture |
 //! | `token_lengths`, `dealing`, `batch_counts` | batches by a token budget, or as rows of tokens |
 //! | `driver` | the trait of drivers and what they share |
@@ -46,6 +46,7 @@ mod node;
 mod options;
 mod passes;
 mod poller;
+mod run_order;
 mod sample_driver;
 mod start;
 mod stream;
