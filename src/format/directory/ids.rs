@@ -4,12 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use zerocopy::little_endian::U64;
+
 use crate::directory::Bytes;
 use crate::format::FormatError;
 use crate::format::error::{at_most, equal};
 
 /// A set of ids, all below its limit.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdSet {
     /// One bit an id, from 0 on; bits from `limit` on are 0.
     words: Vec<u64>,
@@ -81,20 +83,12 @@ impl IdSet {
 
     /// The ids, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        let words = self.words.iter().enumerate();
-        words.flat_map(|(at, word)| Ones(*word).map(move |bit| at as u64 * 64 + u64::from(bit)))
+        numbers(self.words.iter().copied())
     }
 
     /// The set as ascending ranges with gaps between them.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for id in self.iter() {
-            match ranges.last_mut() {
-                Some(range) if range.end == id => range.end += 1,
-                _ => ranges.push(id..id + 1),
-            }
-        }
-        ranges
+        ranges_of(self.iter())
     }
 
     /// Adds `ids`, a range that must not exceed the limit.
@@ -126,6 +120,25 @@ impl Iterator for Ones {
     }
 }
 
+/// The numbers in a bitmap of these words, ascending.
+fn numbers(words: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+    words
+        .enumerate()
+        .flat_map(|(index, word)| Ones(word).map(move |bit| index as u64 * 64 + u64::from(bit)))
+}
+
+/// Ascending `numbers` as ranges with gaps between them.
+fn ranges_of(numbers: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some(range) if range.end == number => range.end += 1,
+            _ => ranges.push(number..number + 1),
+        }
+    }
+    ranges
+}
+
 /// The 64-bit words of a bitmap that contain `ids`: index of each word, and mask of the ids' bits in it.
 pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     (ids.start / 64..ids.end.div_ceil(64)).map(move |word| {
@@ -138,13 +151,13 @@ pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 /// A set of ids or slots that counts its members below a number (rank), and finds the n-th number that is not in the
-/// set (select). Cheap to clone.
+/// set (select). Clones share the bitmap.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeletedSet {
-    /// The members; limit 0 if there are none.
-    members: Arc<IdSet>,
-    /// The number of members before each block of words.
-    ranks: Arc<[u64]>,
+    /// The bitmap: one bit a number, in little-endian words; `None` for the empty set.
+    bits: Option<Bytes>,
+    /// The number of members before each block of [`BLOCK_WORDS`] words.
+    ranks: Arc<Vec<u64>>,
     /// The number of members.
     count: u64,
 }
@@ -154,14 +167,26 @@ impl DeletedSet {
     ///
     /// # Errors
     /// The bitmap has another length, or bits set past its end.
-    pub(crate) fn from_bits(bits: &[u8], len: u64) -> Result<DeletedSet, FormatError> {
+    pub(crate) fn from_bits(bits: Bytes, len: u64) -> Result<DeletedSet, FormatError> {
         equal("length of a deletion bitmap", len.div_ceil(64) * 8, bits.len() as u64)?;
-        let words: Vec<u64> =
-            bits.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        if let (Some(last), tail @ 1..) = (words.last(), len % 64) {
-            at_most("bits behind a deletion bitmap", last >> tail, 0)?;
+        if let (Some(last), tail @ 1..) = (bits.items::<U64>().last(), len % 64) {
+            at_most("bits behind a deletion bitmap", last.get() >> tail, 0)?;
         }
-        Ok(IdSet { words, limit: len }.into())
+        Ok(DeletedSet::ranked(bits))
+    }
+
+    /// The set from a valid bitmap.
+    fn ranked(bits: Bytes) -> DeletedSet {
+        let mut ranks = Vec::new();
+        let mut count = 0;
+        for block in bits.items::<U64>().chunks(BLOCK_WORDS) {
+            ranks.push(count);
+            count += block.iter().map(|word| u64::from(word.get().count_ones())).sum::<u64>();
+        }
+        if count == 0 {
+            return DeletedSet::default();
+        }
+        DeletedSet { bits: Some(bits), ranks: ranks.into(), count }
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -170,17 +195,20 @@ impl DeletedSet {
 
     #[inline]
     pub(crate) fn contains(&self, number: u64) -> bool {
-        self.members.contains(number)
+        let Some(bits) = &self.bits else { return false };
+        let word = bits.items::<U64>().get((number / 64) as usize);
+        word.is_some_and(|word| word.get() >> (number % 64) & 1 == 1)
     }
 
-    /// The number of members below `number`, which is at most the limit of the set that this one was made from.
+    /// The number of members below `number`, which is at most the length of the bitmap in bits.
     pub(crate) fn before(&self, number: u64) -> u64 {
-        let words = self.members.words();
+        let Some(bits) = &self.bits else { return 0 };
+        let words = bits.items::<U64>();
         let word = (number / 64) as usize;
         let block = word / BLOCK_WORDS;
         let Some(rank) = self.ranks.get(block) else { return self.count };
-        let whole = words[block * BLOCK_WORDS..word].iter().map(|word| word.count_ones());
-        let part = words.get(word).map_or(0, |word| word & !(u64::MAX << (number % 64)));
+        let whole = words[block * BLOCK_WORDS..word].iter().map(|word| word.get().count_ones());
+        let part = words.get(word).map_or(0, |word| word.get() & !(u64::MAX << (number % 64)));
         rank + u64::from(whole.sum::<u32>() + part.count_ones())
     }
 
@@ -191,11 +219,12 @@ impl DeletedSet {
     #[inline]
     pub(crate) fn select_live(&self, rank: u64, len: u64) -> u64 {
         assert!(rank < len - self.count, "live rank {rank} of {}", len - self.count);
-        if self.count == 0 { rank } else { self.select(rank) }
+        let Some(bits) = &self.bits else { return rank };
+        self.select_in(bits, rank)
     }
 
-    /// As [`select_live`](Self::select_live), for a set with members.
-    fn select(&self, rank: u64) -> u64 {
+    /// As [`select_live`](Self::select_live), with the bitmap of a set that has members.
+    fn select_in(&self, bits: &Bytes, rank: u64) -> u64 {
         let live_before = |block: usize| (block * BLOCK_WORDS * 64) as u64 - self.ranks[block];
         // The last block with at most `rank` live numbers before it.
         let mut low = 0;
@@ -205,9 +234,9 @@ impl DeletedSet {
             if live_before(middle) <= rank { low = middle } else { high = middle }
         }
         let mut left = rank - live_before(low);
-        let words = &self.members.words()[low * BLOCK_WORDS..];
+        let words = &bits.items::<U64>()[low * BLOCK_WORDS..];
         for (index, word) in words.iter().enumerate() {
-            let mut live = !word;
+            let mut live = !word.get();
             let count = u64::from(live.count_ones());
             if left >= count {
                 left -= count;
@@ -223,49 +252,38 @@ impl DeletedSet {
 
     /// The numbers, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.members.iter()
+        numbers(self.bits.iter().flat_map(|bits| bits.items::<U64>()).map(|word| word.get()))
     }
 
     /// The set as ascending ranges of (first, length).
     pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
-        let ranges = self.members.ranges().into_iter();
+        let ranges = ranges_of(self.iter()).into_iter();
         ranges.map(|range| (range.start, range.end - range.start)).collect()
     }
 
-    /// The bitmap as on media, in little-endian words; `None` for the empty set.
-    pub(crate) fn to_bits(&self) -> Option<Bytes> {
-        if self.count == 0 {
-            return None;
-        }
-        let bytes: Vec<u8> =
-            self.members.words().iter().flat_map(|word| word.to_le_bytes()).collect();
-        Some(bytes.into())
+    /// The bitmap as on media; `None` for the empty set.
+    pub(crate) fn bits(&self) -> Option<&Bytes> {
+        self.bits.as_ref()
     }
 
     /// A mutable copy of the set, whose members are all below `len`.
     pub(crate) fn to_ids(&self, len: u64) -> IdSet {
         let mut ids = IdSet::new(len);
-        ids.words.iter_mut().zip(self.members.words()).for_each(|(own, word)| *own = *word);
+        let words = self.bits.iter().flat_map(|bits| bits.items::<U64>());
+        ids.words_mut().iter_mut().zip(words).for_each(|(own, word)| *own = word.get());
         ids
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        (self.members.words().len() + self.ranks.len()) as u64 * 8
+        let ranks = self.ranks.len() as u64 * 8;
+        self.bits.as_ref().map_or(0, |bits| bits.len() as u64) + ranks
     }
 }
 
 impl From<IdSet> for DeletedSet {
-    fn from(members: IdSet) -> DeletedSet {
-        let mut ranks = Vec::new();
-        let mut count = 0;
-        for block in members.words().chunks(BLOCK_WORDS) {
-            ranks.push(count);
-            count += block.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-        }
-        if count == 0 {
-            return DeletedSet::default();
-        }
-        DeletedSet { members: members.into(), ranks: ranks.into(), count }
+    fn from(ids: IdSet) -> DeletedSet {
+        let bytes: Vec<u8> = ids.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        DeletedSet::ranked(bytes.into())
     }
 }
 
@@ -332,9 +350,9 @@ mod tests {
 
     #[test]
     fn a_bitmap_of_another_length_or_with_bits_behind_its_end_is_refused() {
-        assert!(DeletedSet::from_bits(&[0; 8], 65).is_err());
-        assert!(DeletedSet::from_bits(&[0, 0, 0, 0, 0, 0, 0, 0x80], 63).is_err());
-        let full = DeletedSet::from_bits(&[0xff; 8], 64).unwrap();
+        assert!(DeletedSet::from_bits(vec![0; 8].into(), 65).is_err());
+        assert!(DeletedSet::from_bits(vec![0, 0, 0, 0, 0, 0, 0, 0x80].into(), 63).is_err());
+        let full = DeletedSet::from_bits(vec![0xff; 8].into(), 64).unwrap();
         assert_eq!((full.count(), full.ranges()), (64, vec![(0, 64)]));
     }
 }

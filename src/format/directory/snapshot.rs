@@ -32,8 +32,8 @@ impl Directory {
     /// Decodes a directory from the bytes of its snapshot: all bytes, or the first
     /// [`SnapshotHead::core_len`] bytes. In the second case names and origins stay on media.
     ///
-    /// Copies no column but the deletions: all others are slices of `bytes`. Verifies the CRC32C of every section in
-    /// `bytes`, and checks for every sample that it lies within its chunk.
+    /// Copies no column: all are slices of `bytes`. Verifies the CRC32C of every section in `bytes`, and checks for
+    /// every sample that it lies within its chunk.
     ///
     /// # Errors
     /// The snapshot is truncated, damaged or inconsistent.
@@ -89,7 +89,7 @@ impl Directory {
         };
         equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
         let deleted = |kind| match head.section(kind) {
-            Some(section) => DeletedSet::from_bits(&source.bytes_of(section)?, n),
+            Some(section) => DeletedSet::from_bits(source.bytes_of(section)?, n),
             None => Ok(DeletedSet::default()),
         };
         let deleted_ids = deleted(SectionKind::DeletedIds)?;
@@ -228,7 +228,7 @@ impl Directory {
             (SectionKind::DeletedSlots, &self.deleted_slots),
         ];
         for (kind, set) in deleted {
-            sections.extend(set.to_bits().map(|bits| (kind, 0, bits.into())));
+            sections.extend(set.bits().map(|bits| (kind, 0, bits.clone().into())));
         }
         if let Some(labels) = &self.labels {
             let width = labels.width_bytes() as u64;
