@@ -26,13 +26,12 @@ use super::passes::PassLengths;
 /// The length of the window: as the options say, or else enough for the chunks that are open on this rank, for the
 /// next group of each lane that changes groups, and for the first batch; within limits.
 pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> usize {
-    let is_open = options.window_bytes == 0;
-    let Some((_, group)) = options.order.kind.lanes_and_group().filter(|_| is_open) else {
-        return shared_window_bytes(options, 0);
-    };
-    let chunks = u64::from(lanes_of(options)).saturating_mul(u64::from(group) + 1);
-    let wanted = chunks_len(directory, chunks.saturating_add(FIRST_BATCH_ROOM_CHUNKS));
-    shared_window_bytes(options, wanted.saturating_add(sorted_bytes(directory, options)))
+    let wanted = options.order.kind.lanes_and_group().map_or(0, |(_, group)| {
+        let chunks = u64::from(lanes_of(options)).saturating_mul(u64::from(group) + 1);
+        let chunks = chunks.saturating_add(FIRST_BATCH_ROOM_CHUNKS);
+        chunks_len(directory, chunks).saturating_add(sorted_bytes(directory, options))
+    });
+    shared_window_bytes(options, wanted)
 }
 
 /// The length of a window that is to hold `wanted` bytes: as the options say, or else `wanted` within limits.

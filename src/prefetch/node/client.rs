@@ -386,6 +386,8 @@ impl NodeClient {
         let LoaderStats { batches, samples, sample_bytes, skipped, copied_bytes, stalls, .. } =
             self.course.stats;
         let stall_s = stalls.total().as_secs_f64();
+        let link = self.link.as_ref();
+        let registered_bytes = link.map_or(0, |link| link.window.registered_bytes());
         LoaderStats {
             batches,
             samples,
@@ -394,10 +396,7 @@ impl NodeClient {
             copied_bytes,
             stalls,
             stall_s,
-            registered_bytes: self
-                .link
-                .as_ref()
-                .map_or(0, |it| it.window.registered_bytes() as u64),
+            registered_bytes: registered_bytes as u64,
             ..of_node
         }
     }
