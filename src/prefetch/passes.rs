@@ -45,9 +45,9 @@ pub(super) struct PassDriver {
     stream: Stream,
     on_error: OnError,
     lengths: PassLengths,
-    /// The number of sections opened so far. Their first passes have different lengths; otherwise all sections would
-    /// be read again at the same time.
-    num_opened: u64,
+    /// The number of sections whose first pass has begun, not counting reads for the first batches. First passes have
+    /// different lengths; otherwise all sections would be read again at the same time.
+    num_first_passes: u64,
     /// The chunks with planned samples or copies.
     chunks: Slab<OpenChunk>,
     /// By chunk number: its index in `chunks`, or `NONE`.
@@ -74,7 +74,7 @@ pub(super) struct PassDriver {
     read_buffers: Vec<IoBuf>,
     /// The number of read buffers, those of passes included.
     num_read_buffers: usize,
-    /// The section that waits for memory, and the number of bytes it needs.
+    /// The section that waits for memory (index of its chunk, and section), and the bytes of its pass's samples.
     short: Option<((u32, u32), usize)>,
     /// Memory for the samples of a batch or of a pass, and for the indices of a pass's buffers.
     picks: Vec<Pick>,
@@ -94,7 +94,7 @@ pub(super) struct PassLengths {
     pub(super) section_bytes: usize,
     /// Length of a buffer for copies: a slot of the window.
     pub(super) copies_bytes: usize,
-    /// The number of read buffers, which limits the outstanding passes.
+    /// The number of read buffers, which limits the outstanding passes that copy.
     num_read_buffers: usize,
     /// The number of sections that are open at a time.
     num_open: u64,
@@ -122,8 +122,8 @@ struct OpenChunk {
 struct Section {
     /// Samples that no pass has taken, ascending: number in the order of the run, and index in the chunk.
     wanted: VecDeque<(u64, u32)>,
-    /// Copied samples, ascending by number. All samples with numbers below `arrived` are here or have been handed
-    /// out.
+    /// Samples that have arrived, ascending by number. All of the section's samples with numbers below `arrived` are
+    /// here or have been handed out.
     held: VecDeque<PassSample>,
     arrived: u64,
     /// Set while a pass over the section is outstanding.
@@ -132,13 +132,12 @@ struct Section {
     was_read: bool,
 }
 
-/// A buffer with copies of consecutive samples of a section, or with one large sample that was read
-/// into it.
+/// A buffer with copies of consecutive samples of a section, or with one sample that was read into it.
 struct Copies {
     buf: SharedBuf,
     /// The number of samples that are not handed out yet.
     left: u32,
-    /// The last batch that uses it, and its index among that batch's buffers.
+    /// The last batch that uses it, 0 if none does yet; and its index among that batch's buffers.
     used_by: u64,
     buf_index: u32,
 }
@@ -149,7 +148,7 @@ struct Pass {
     index: u32,
     section: u32,
     samples: Vec<PassSample>,
-    /// The destination of the copies; empty if one sample is read into memory of its own.
+    /// The destination of the copies; empty if one sample is read into memory of its own, or all samples are empty.
     copies: Vec<IoBuf>,
 }
 
@@ -232,12 +231,12 @@ impl PassLengths {
     }
 
     /// The number of samples that a pass over a section of `len` samples takes if `wanted` are planned. `first`: the
-    /// number of sections opened so far, if it is the first pass over the section.
+    /// counter of first passes, if this is the first pass over the section.
     fn of_pass(&self, len: usize, wanted: usize, first: Option<&mut u64>) -> usize {
         let all = self.share * len as f64;
-        let share = if let Some(num_opened) = first {
-            *num_opened += 1;
-            let nth = *num_opened % self.num_open + 1;
+        let share = if let Some(num_first_passes) = first {
+            *num_first_passes += 1;
+            let nth = *num_first_passes % self.num_open + 1;
             all * nth as f64 / self.num_open as f64
         } else if wanted as f64 <= LAST_PASS * all {
             wanted as f64
@@ -261,7 +260,7 @@ impl PassDriver {
             stream,
             on_error,
             lengths,
-            num_opened: 0,
+            num_first_passes: 0,
             chunks: Slab::new(),
             index_of: vec![NONE; directory.num_chunks() as usize],
             directory,
@@ -318,7 +317,7 @@ impl PassDriver {
     }
 
     /// Returns whether one of the first batches is not fully requested yet. Their samples are read one after the
-    /// other, and planning ahead would delay each. `false` while this waits for memory, which may take long.
+    /// other, and planning ahead would delay each. `false` while a section waits for memory, which may take long.
     fn is_beginning(&self) -> bool {
         let next = self.planned.get(self.requested);
         self.short.is_none() && next.is_some_and(|next| next.first < self.early_until)
@@ -397,7 +396,7 @@ impl PassDriver {
         if is_short || !self.take_read_buffers(must, memory) {
             return Ok(false);
         }
-        let opened = self.num_opened;
+        let num_first_passes = self.num_first_passes;
         let is_early = self.is_early((index, nth));
         let mut samples = self.free_passes.pop().unwrap_or_default();
         self.choose((index, nth), &mut samples)?;
@@ -409,7 +408,7 @@ impl PassDriver {
         let Some((copies, fetch, buf)) = self.memory_for(&mut samples, priority, memory) else {
             let bytes = samples.iter().map(|sample| sample.len_bytes as usize).sum();
             self.short = Some(((index, nth), bytes));
-            self.num_opened = opened;
+            self.num_first_passes = num_first_passes;
             samples.clear();
             self.free_passes.push(samples);
             return Ok(false);
@@ -451,7 +450,7 @@ impl PassDriver {
         let count = if self.is_early((index, nth)) {
             1
         } else {
-            let first = (!section.was_read).then_some(&mut self.num_opened);
+            let first = (!section.was_read).then_some(&mut self.num_first_passes);
             self.lengths.of_pass(len, section.wanted.len(), first)
         };
         self.ids.clear();
@@ -469,8 +468,8 @@ impl PassDriver {
         Ok(())
     }
 
-    /// Takes memory for the copies of `samples`, or of the first ones if only these fit; plans the read, and takes
-    /// memory for it. `None`: memory ran out.
+    /// Takes memory for the copies of `samples`, plans the read, and takes memory for it. If only the first samples
+    /// fit, keeps these: at least half of all for `Next`, at least one for `Sole`. `None`: memory ran out.
     fn memory_for(
         &mut self,
         samples: &mut Vec<PassSample>,
@@ -569,7 +568,7 @@ impl PassDriver {
             self.planned.front().map_or(0, |front| front.first + front.sections.len() as u64);
         let sections = self.chunks.iter_mut().flat_map(|(_, open)| &mut open.sections);
         let with_copies = sections.filter(|section| {
-            // Samples of a pending pass come after the held samples.
+            // Samples of an outstanding pass come after the held samples.
             !section.has_pass && section.held.back().is_some_and(|held| held.number >= next)
         });
         let latest = with_copies.max_by_key(|section| section.held.back().map(|held| held.number));
@@ -808,7 +807,7 @@ impl Pass {
 /// Stands for no chunk, or no buffer.
 const NONE: u32 = u32::MAX;
 
-/// The length of a page: blocks of media and slots of the window are multiples of it.
+/// The length of a page: the unit of read buffers, of slots of the window, and of the bytes that a section spans.
 const PAGE: usize = 4096;
 
 /// The longest section: long enough to be worth several commands.
@@ -824,7 +823,8 @@ const MAX_COPIES_BYTES: usize = 32 << 10;
 /// A pass takes the rest of a section if the rest is at most this many times a pass's share.
 const LAST_PASS: f64 = 1.25;
 
-/// The most batches and samples planned ahead. A planned sample takes 24 bytes, a copied one 32.
+/// The most batches and samples planned ahead; two batches may have more samples. A planned sample takes 24 bytes,
+/// and 40 once a pass has taken it.
 const MAX_PLANNED: usize = 1 << 18;
 const MAX_PLANNED_SAMPLES: usize = 3 << 19;
 

@@ -38,8 +38,8 @@ impl Learned {
             return checksum.load(Ordering::Relaxed) == found;
         }
         // Several threads may read the sample first: the one that replaces 0 stores its checksum, and the others
-        // compare theirs. A checksum of 0 looks unset until `word` marks it as known: until then another thread may
-        // replace it by its own checksum, and both are accepted.
+        // compare theirs. A checksum of 0 looks unset to a thread that loaded `word` before the mark was set: that
+        // thread may replace it by its own checksum, and both are accepted.
         let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
         word.fetch_or(bit, Ordering::Release);
         before.is_ok() || before == Err(found)
