@@ -72,7 +72,7 @@ impl Walk {
         })
     }
 
-    /// Returns whether all batches have been planned.
+    /// Returns whether the walk has ended. After the last batch, only the call that returns `None` ends it.
     pub(super) fn is_done(&self) -> bool {
         self.epochs.is_empty()
     }
