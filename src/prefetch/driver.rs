@@ -84,7 +84,7 @@ pub(super) trait Driver: Send {
     fn finished(&mut self, fetched: Fetched);
     /// The next batch in order, once it is complete.
     fn next_ready(&mut self) -> Option<Result<Delivery>>;
-    /// Returns whether every batch has been taken.
+    /// Returns whether every batch has been taken, and the plan has found its end.
     fn is_done(&self) -> bool;
     /// Handles overwritten memory: read number `load` filled it with `chunk` of `source`.
     fn read_again(&mut self, _source: u32, _chunk: u32, _load: u32) {}

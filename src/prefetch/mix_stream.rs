@@ -167,7 +167,7 @@ impl MixStream {
         })
     }
 
-    /// Returns whether all batches have been planned.
+    /// Returns whether there are no more batches. After the last batch, only the call that returns `None` sets this.
     pub(super) fn is_done(&self) -> bool {
         self.walk.is_done()
     }

@@ -187,7 +187,8 @@ impl Stream {
         Ok(Some(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard)))))
     }
 
-    /// Returns whether all batches have been planned.
+    /// Returns whether there are no more batches, for a stream that is not fed. After the last batch, only the call that
+    /// returns `None` sets this.
     pub(super) fn is_done(&self) -> bool {
         self.walk.is_done()
     }

@@ -72,7 +72,7 @@ impl Walk {
         })
     }
 
-    /// Returns whether the walk has ended. After the last batch, only the call that returns `None` ends it.
+    /// Returns whether there are no more batches. After the last batch, only the call that returns `None` sets this.
     pub(super) fn is_done(&self) -> bool {
         self.epochs.is_empty()
     }

@@ -174,9 +174,9 @@ pub(super) struct Memory {
     pub(super) starving: bool,
     /// Set once a warning has said that a read does not fit the window.
     warned: bool,
-    /// The number of buffers that were allocated outside the window.
+    /// The number of buffers that were requested from the system, outside the window.
     pub(super) over_window: u64,
-    /// Set if the pool had no memory for the last request.
+    /// Set if the last request got no memory of the pool: none is free, or it is not faulted in yet.
     pub(super) exhausted: bool,
     /// The first sample of the next read, for error messages.
     next: Option<SampleId>,
@@ -263,8 +263,8 @@ impl Memory {
         self.starving = starving && self.window.is_faulted_to(usize::MAX);
     }
 
-    /// Returns whether the pool had no memory for the last request because others have the window's memory, and not
-    /// because it is still being faulted in.
+    /// Returns whether the last request got no memory of the pool because others have it, and not because it is still
+    /// being faulted in.
     pub(super) fn is_full(&self) -> bool {
         self.exhausted && self.window.is_faulted_to(usize::MAX)
     }

@@ -1,9 +1,9 @@
 //! Directories made from another one: after a delete, after a purge, and of a view.
 //!
-//! Ids and slots stay the same. A delete and a view only mark samples as deleted; everything else is shared. A purge
-//! rewrites chunks without their deleted samples: the columns are copied, and only the entries of dropped samples are
-//! cleared. The result equals a directory built from all chunks, but making it takes only a few passes over flat
-//! columns.
+//! Ids and slots stay the same. A delete and a view only mark samples as deleted, and share all columns. A purge
+//! rewrites chunks without their deleted samples: the columns are copied, the entries of dropped samples are cleared,
+//! and chunk table and checkpoints are made anew. The result equals a directory built from all chunks, but making it
+//! takes only a few passes over flat columns.
 
 use std::sync::Arc;
 
