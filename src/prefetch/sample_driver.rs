@@ -31,6 +31,7 @@ pub(super) struct SampleDriver {
     under_way: VecDeque<UnderWay>,
     /// The token of the reads of `under_way[0]`; each following batch has the next one.
     pub(super) first: u64,
+    /// The most batches in flight, if the stream is not fed.
     max_under_way: usize,
     /// Memory for the ids of one batch.
     ids: Vec<SampleId>,

@@ -153,8 +153,8 @@ impl Stream {
         Stream { order, fed: Some(Fed::default()), ..stream }
     }
 
-    /// Returns whether a consumer that waits (`starving`) waits for the next read of this stream. True for fed
-    /// streams: they get parts of the next span only after all parts of the span before were requested.
+    /// Returns whether a consumer that waits (`starving`) waits for the next read of this stream, of whichever batch.
+    /// Only of a fed stream: it gets its part of the next span after all parts of the span before were requested.
     pub(super) fn is_awaited(&self, starving: bool) -> bool {
         starving && self.fed.is_some()
     }
@@ -187,8 +187,8 @@ impl Stream {
         Ok(Some(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard)))))
     }
 
-    /// Returns whether there are no more batches, for a stream that is not fed. After the last batch, only the call that
-    /// returns `None` sets this.
+    /// Returns whether there are no more batches. After the last batch, only the call that returns `None` sets this.
+    /// Always true for a fed stream, which has no epochs of its own.
     pub(super) fn is_done(&self) -> bool {
         self.walk.is_done()
     }
