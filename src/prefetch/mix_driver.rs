@@ -58,8 +58,8 @@ pub(super) struct MixDriver {
     requested: usize,
     /// Memory for the samples of one batch.
     drawn: Vec<Drawn>,
-    /// By source: the last part of the span that is being planned, or `NONE`.
-    part_of: Vec<u32>,
+    /// By source: its last part in the span that is being planned, or `NONE`.
+    last_part_of: Vec<u32>,
     /// Sources with overwritten memory that is to be read again.
     to_reread: Vec<u32>,
     /// The source of the last error or skipped sample.
@@ -106,7 +106,7 @@ impl MixDriver {
     /// The part in `parts` for the samples of this epoch of the source; adds one if there is none.
     #[inline]
     fn part(&mut self, parts: &mut Vec<Part>, source: u32, epoch: u64) -> u32 {
-        let last = self.part_of[source as usize];
+        let last = self.last_part_of[source as usize];
         let mut index = last;
         while index != NONE {
             let part = &parts[index as usize];
@@ -127,7 +127,7 @@ impl MixDriver {
         let failures = VecDeque::new();
         parts.push(Part { source, epoch, before, piece, batch, failures });
         let index = parts.len() as u32 - 1;
-        self.part_of[source as usize] = index;
+        self.last_part_of[source as usize] = index;
         index
     }
 
@@ -273,7 +273,7 @@ impl Planner for MixDriver {
         }
         self.next_span = (2 * self.next_span).min(self.plan.span);
         for part in &mut span.parts {
-            self.part_of[part.source as usize] = NONE;
+            self.last_part_of[part.source as usize] = NONE;
             if let Some(piece) = part.piece.take() {
                 self.driver(part.source).fed().pieces.push_back(piece);
             }
@@ -399,7 +399,7 @@ pub(super) fn poller_input(
         next_span: 1,
         requested: 0,
         drawn: Vec::new(),
-        part_of: vec![NONE; num_sources],
+        last_part_of: vec![NONE; num_sources],
         to_reread: Vec::new(),
         suspect: 0,
         free_spans: Vec::new(),
