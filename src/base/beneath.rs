@@ -12,8 +12,8 @@ use rustix::io::Errno;
 /// of a new file, limited by the umask; empty if `flags` create none.
 ///
 /// # Errors
-/// Errors of the operating system. `LOOP`: a component is a symbolic link. `XDEV`: the path is absolute, or
-/// a component is `..`.
+/// Errors of the operating system. `LOOP`: a component is a symbolic link (`EXIST` if it is the last one, and `flags`
+/// create a new file exclusively). `XDEV`: the path is absolute, or a component is `..`.
 pub fn open_beneath(
     root: BorrowedFd<'_>,
     path: &[u8],
@@ -41,7 +41,7 @@ pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
-/// Opens `path` component by component; it is neither absolute nor has `..`.
+/// Opens `path`, which is not absolute and has no `..`, component by component. `flags` contain `NOFOLLOW`.
 fn open_stepwise(
     root: BorrowedFd<'_>,
     path: &[u8],

@@ -54,8 +54,8 @@ pub enum ErrorKind {
 /// `Display` prints message and context on one line; [`Error::report`] adds causes and the hint.
 pub struct Error(Box<Inner>);
 
+/// The fields of an error. An absent field of the context is `None`.
 #[derive(Clone)]
-/// The parts of an error. An absent part of the context is `None`.
 struct Inner {
     kind: ErrorKind,
     /// The failed operation and the reason, on one line.

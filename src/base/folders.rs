@@ -7,8 +7,8 @@ use crate::error::{Error, invalid};
 /// Options for choosing the samples of a folder, for importing it or for reading it directly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FolderOptions {
-    /// Includes hidden files, and files that file systems and tools leave behind. Applies to archives and
-    /// stores, too.
+    /// Includes hidden files and folders, and those that file systems and tools leave behind: see [`is_dropping`].
+    /// Applies to archives and stores, too.
     pub hidden: bool,
     /// The symbolic links to follow.
     pub links: Links,
@@ -17,8 +17,8 @@ pub struct FolderOptions {
 /// The symbolic links of a folder that are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Links {
-    /// All links, as torchvision's ImageFolder does, except links to a folder that contains them, and paths
-    /// through more than 8 linked folders.
+    /// All links, as torchvision's ImageFolder does. Skips a link to a folder that contains it, and paths through more
+    /// than [`MAX_LINKED_FOLDERS`].
     #[default]
     Follow,
     /// Links that stay within the folder; others are errors.
@@ -40,16 +40,16 @@ impl FromStr for Links {
     }
 }
 
-/// Returns whether a component of the path `name` begins with a dot, or is a file that file systems and tools leave
-/// behind.
+/// Returns whether a component of the path `name` begins with a dot (except `.` and `..`), or is a file or folder that
+/// file systems and tools leave behind.
 pub fn is_dropping(name: &[u8]) -> bool {
-    name.split(|&byte| byte == b'/').any(|part| {
-        part.starts_with(b".") && part != b"." && part != b".."
-            || DROPPINGS.iter().any(|dropping| part.eq_ignore_ascii_case(dropping))
+    name.split(|&byte| byte == b'/').any(|component| {
+        component.starts_with(b".") && component != b"." && component != b".."
+            || DROPPINGS.iter().any(|dropping| component.eq_ignore_ascii_case(dropping))
     })
 }
 
-/// Maximum linked folders followed in one path: each may multiply the number of files.
+/// The most linked folders that are followed in one path: each may multiply the number of files.
 #[doc(hidden)]
 pub const MAX_LINKED_FOLDERS: usize = 8;
 

@@ -1,11 +1,12 @@
 //! Units, errors, buffers, threads and metrics: the base of all other crates of dlfs.
 //!
-//! [`units`] has the integer types, [`error`] the error type, [`buf`] memory for device I/O, [`process`]
-//! values that a forked child must not use, and [`metrics`] all counters by name. [`checksum`] and
-//! [`permutation`] are arithmetic.
+//! [`units`] has the integer types, [`error`] the error type, [`buf`] memory for device I/O, and [`metrics`] all
+//! metrics by name. [`process`] holds values that a forked child must not use. [`checksum`] and [`permutation`] are
+//! arithmetic, and [`folders`] chooses the files of a folder. Hidden modules are small tools of the other crates: files,
+//! threads, log messages, random numbers.
 //!
-//! It is not a general-purpose library. Nothing here knows NVMe, samples or files of dlfs, and hidden items
-//! may change with any commit. `tests/tidy.rs` lists the pure modules of all crates.
+//! It is not a general-purpose library, and hidden items may change with any commit. Nothing here does I/O on
+//! namespaces, or decodes media or wire. `tests/tidy.rs` lists the pure modules of all crates.
 //!
 //! Start with [`units`] and [`error`]. Users depend on the crate `dlfs`.
 

@@ -26,8 +26,8 @@ impl Message {
     }
 }
 
-/// Passes all later messages of this process to `tell`, on the threads that send them. Returns `false` if
-/// the process already has a subscriber.
+/// Passes all later messages of this process at level `INFO` or above to `tell`, on the threads that send them. Returns
+/// `false`, and passes none, if the process already has a subscriber.
 pub fn subscribe(tell: impl Fn(Message) + Send + Sync + 'static) -> bool {
     tracing::subscriber::set_global_default(Messages(tell)).is_ok()
 }

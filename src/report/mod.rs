@@ -2,7 +2,8 @@
 //!
 //! A loader divides each wait among the [`Cause`]s. This module adds up the parts and presents them: `stalls` by cause,
 //! `timeline` over the course of the run, `trace` as events for Perfetto, `run` as JSON and as advice on what to try
-//! next, `page` as an HTML page with charts. No code here reads a clock: times are arguments.
+//! next, `page` as an HTML page with charts. `text` writes numbers for people. No code here reads a clock: times are
+//! arguments.
 //!
 //! Invariants: memory is bounded for any length of run; the parts of a wait add up to the wait, and all parts
 //! of a run to its time.

@@ -398,9 +398,9 @@ fn escaped(text: &str) -> String {
 
 /// The most columns of a chart.
 const MAX_COLUMNS: usize = 240;
-/// The columns of a run of few batches.
+/// The most columns of a run of few batches.
 const MIN_COLUMNS: usize = 12;
-/// Batches per column, at least, in a chart of more columns.
+/// The fewest batches per column in a chart of more than [`MIN_COLUMNS`].
 const BATCHES_A_COLUMN: usize = 4;
 
 #[cfg(test)]

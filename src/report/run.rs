@@ -1,7 +1,8 @@
 //! The report on a run: its contents, their JSON, and advice on what to try next.
 //!
-//! There is one sentence of advice, with a figure, for each cause of waits, for damaged samples, for reading the same
-//! bytes repeatedly, and for small batches. Only the most useful sentences are given.
+//! There is one sentence of advice, with a figure, for each cause of waits, for damaged samples, for a consumer that
+//! takes most of the time itself, for reading the same bytes repeatedly, and for small batches. Only the most useful
+//! sentences are given.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -130,8 +131,8 @@ impl Report {
     }
 }
 
-/// The non-empty buckets: for each, its upper bound and the number of durations between the bucket before and
-/// this bound.
+/// The non-empty buckets: for each, its upper bound in seconds (`null` for the last bucket, which has none) and its
+/// number of durations.
 fn histogram(durations: &Histogram) -> Value {
     let counts = durations.octaves().into_iter().enumerate().filter(|(_, count)| *count > 0);
     let bucket = |(octave, count)| {

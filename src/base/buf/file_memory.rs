@@ -29,19 +29,20 @@ pub struct FileMemory {
 }
 
 impl FileMemory {
-    /// At least `len` zero bytes in a new file, in huge pages if there are any.
+    /// At least `len` zero bytes in a new file; from 2 MiB on in huge pages, if available.
     ///
     /// # Errors
-    /// `OutOfMemory`, or another error of the operating system.
+    /// `OutOfMemory`: `len` exceeds this machine's memory. Otherwise errors of the operating system.
     pub fn new(len: usize) -> Result<FileMemory> {
         let (map, file) = Mapping::shared(len)?;
         FileMemory::of(map, file, len_of_file(len)?)
     }
 
-    /// Maps `len` bytes of another process's file, from `offset` on.
+    /// Maps `len` bytes of another process's file, from `offset` on, which is a multiple of the page size.
     ///
     /// # Errors
-    /// `InvalidArgument`: the file is shorter, or they are not whole pages. Errors of the operating system.
+    /// `InvalidArgument`: the range exceeds the file, or `len` is 0 or no multiple of 4,096. Otherwise errors of the
+    /// operating system.
     pub fn open(file: OwnedFd, offset: u64, len: usize) -> Result<FileMemory> {
         let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
         let end = offset.checked_add(len as u64);
@@ -52,7 +53,8 @@ impl FileMemory {
         FileMemory::of_device(file, offset, len)
     }
 
-    /// Maps `len` bytes of a device's file, from `offset` on. The kernel checks the range: such a file has no length.
+    /// Maps `len` bytes of a device's file, from `offset` on, which is a multiple of the page size. The kernel checks
+    /// the range: such a file has no length.
     ///
     /// # Errors
     /// Errors of the operating system.
@@ -120,7 +122,7 @@ impl SharedWords {
     /// Creates `len` words of zeroes.
     ///
     /// # Errors
-    /// Errors of the operating system, including `OutOfMemory`.
+    /// `OutOfMemory`: `len` is 0 or too large. Otherwise errors of the operating system.
     pub fn new(len: usize) -> Result<SharedWords> {
         let file = sealed_file(bytes_of(len)?, MemfdFlags::empty())?;
         SharedWords::open(file, len)
@@ -129,8 +131,8 @@ impl SharedWords {
     /// Maps the `len` words of a file that another process created with [`SharedWords::new`].
     ///
     /// # Errors
-    /// `InvalidArgument`: the file has another length, or its length is not sealed. Otherwise errors of the
-    /// operating system.
+    /// `InvalidArgument`: the file has another length, or its length is not sealed. `OutOfMemory`: `len` is 0 or too
+    /// large. Otherwise errors of the operating system.
     pub fn open(file: OwnedFd, len: usize) -> Result<SharedWords> {
         let bytes = bytes_of(len)?;
         check_sealed(&file, bytes, bytes)?;
@@ -193,7 +195,7 @@ impl SealedBytes {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let mut file = std::fs::File::from(rustix::fs::memfd_create("dlfs_snapshot", flags)?);
         std::io::Write::write_all(&mut file, bytes)?;
-        rustix::fs::fcntl_add_seals(&file, SEALS)?;
+        rustix::fs::fcntl_add_seals(&file, IMMUTABLE)?;
         SealedBytes::map(file.into(), bytes.len())
     }
 
@@ -210,7 +212,7 @@ impl SealedBytes {
         let file = rustix::fs::open(&path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&file)?;
         location.check(&found)?;
-        if !rustix::fs::fcntl_get_seals(&file)?.contains(SEALS) {
+        if !rustix::fs::fcntl_get_seals(&file)?.contains(IMMUTABLE) {
             return Err(another("it is not sealed"));
         }
         let len = usize::try_from(found.st_size).map_err(|_| another("it is too long"))?;
@@ -261,7 +263,8 @@ fn another(why: &str) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, format!("not the shared snapshot: {why}"))
 }
 
-const SEALS: SealFlags =
+/// Seals that forbid all changes, also of the seals.
+const IMMUTABLE: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
 
 #[cfg(test)]

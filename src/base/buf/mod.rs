@@ -12,6 +12,9 @@
 //! Not handled here: which bytes of a buffer are valid (the I/O's completion tells), locking memory, and
 //! waiting for free memory (an exhausted pool returns `None`).
 //!
+//! Besides, `shared_bytes.rs` and `file_memory.rs` have memory that several processes map, and `registration.rs` lets
+//! an accelerator copy from pools and shared memory by DMA.
+//!
 //! First read this file, then `pool.rs`.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
 
@@ -62,8 +65,8 @@ impl IoBuf {
 
     /// A stand-alone buffer of `len` zero bytes, aligned to 4,096.
     ///
-    /// Allocates; the read path takes its buffers from a [`Pool`] instead. For a length stated by media, a
-    /// peer or a source, use [`IoBuf::try_zeroed`].
+    /// Allocates, and aborts the process if there is no memory. The read path takes its buffers from a [`Pool`] instead.
+    /// For a length stated by media, a peer or a source, use [`IoBuf::try_zeroed`].
     pub fn zeroed(len: usize) -> IoBuf {
         let of_len = Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>());
         IoBuf::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(of_len))
@@ -77,9 +80,8 @@ impl IoBuf {
         IoBuf::allocated(len, MAPPED_FROM_LEN)
     }
 
-    /// [`IoBuf::try_zeroed`] for short-lived buffers of megabytes and varying lengths. Dropping such a
-    /// buffer returns its memory to the operating system; an allocator would keep it and map more for the
-    /// next length.
+    /// [`IoBuf::try_zeroed`] for short-lived buffers of varying lengths. From 128 KiB on, dropping the buffer returns
+    /// its memory to the operating system; an allocator would keep it and map more for the next length.
     fn temporary(len: usize) -> Result<IoBuf> {
         IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
     }
@@ -152,8 +154,8 @@ impl IoBuf {
         Ok(())
     }
 
-    /// As [`IoBuf::unsplit`], but copies both parts into new memory if they are not adjacent: a part is replaced when a
-    /// lost device may still write to it.
+    /// As [`IoBuf::unsplit`], but copies both buffers into new memory if they are not adjacent. They are not if one was
+    /// replaced because a lost device may still write to it.
     pub fn rejoin(&mut self, other: IoBuf) {
         if let Err(other) = self.unsplit(other) {
             let mut whole = IoBuf::zeroed(self.len + other.len);
@@ -226,7 +228,7 @@ fn prefetch_lines(start: *const u8, len: usize) {
     let _ = (start, len); // a hint only
 }
 
-/// Read-only bytes: a frozen [`IoBuf`] or a part of one, or bytes that [`SharedBytes`] lends.
+/// Read-only bytes: a frozen [`IoBuf`], a slice of one, or bytes that [`SharedBytes`] lends.
 ///
 /// A clone or slice costs one atomic increment. The memory returns to its owner, such as a pool, when the
 /// last clone or slice, and the last other buffer of its allocation, is dropped.
@@ -254,7 +256,7 @@ impl SharedBuf {
         SharedBuf(IoBuf { allocation, start, len })
     }
 
-    /// The part `range`, which shares the memory. An empty part holds no memory.
+    /// The bytes in `range`, which share the memory. An empty slice holds no memory.
     ///
     /// # Panics
     /// If the range is reversed or exceeds the buffer, as with slices.

@@ -1,7 +1,8 @@
 //! Mappings: the memory of pools, of large buffers and of shared files, in huge pages where available.
 //!
-//! A [`Mapping`] is private memory of this process, memory of a device driver ([`PageSource`]), or memory of a `memfd`
-//! of sealed length that other processes map, too. `registration.rs` registers it with the driver of an accelerator.
+//! A [`Mapping`] is private memory of this process, memory of a device driver ([`PageSource`]), or memory of a file:
+//! of a `memfd` of sealed length that other processes map, too, or a range of any other file.
+//! `registration.rs` registers it with the driver of an accelerator.
 #![allow(unsafe_code)] // maps memory, and promises that it stays mapped while a driver knows it
 
 use std::ffi::c_void;
@@ -73,10 +74,10 @@ impl fmt::Display for Pages {
 
 /// Mapped memory, private or shared with other processes by a file; dropping it unmaps it, or returns it to the driver.
 pub(super) struct Mapping {
-    /// The whole mapping. It exceeds the used part if that is aligned to 2 MiB.
+    /// The whole mapping: up to 2 MiB longer than the memory asked for, if that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
-    /// The used part reaches from here to the end of the mapping.
+    /// The first byte of the memory asked for.
     start: NonNull<u8>,
     pub(super) pages: Pages,
     /// The source to which the memory returns; `None`: the operating system.
@@ -128,7 +129,7 @@ impl Mapping {
         self.start
     }
 
-    /// Length in bytes of the used part.
+    /// Bytes from `start` to the end of the mapping: at least the length asked for.
     pub(super) fn len(&self) -> usize {
         self.mapped_len - (self.start.addr().get() - self.mapped.addr().get())
     }
@@ -142,7 +143,7 @@ impl Mapping {
         let _ = lent; // on an error the pages just stay
     }
 
-    /// The driver whose memory it is.
+    /// The driver whose memory it is; `None`: the operating system's.
     pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
         self.source
     }
@@ -153,8 +154,8 @@ impl Mapping {
             || self.registration.get().is_some_and(Registration::is_foreign)
     }
 
-    /// Registers the first `len` bytes, once, until the mapping is dropped. Children must not have shared ones, see
-    /// [`Mapping::keep_from_children`].
+    /// Registers the first `len` bytes until the mapping is dropped, at most once. Keeps private memory from children;
+    /// for memory of a file, call [`Mapping::keep_from_children`] before.
     ///
     /// # Errors
     /// The driver's refusal.
@@ -182,7 +183,7 @@ impl Mapping {
         Ok(unsafe { madvise(self.start.as_ptr().cast(), self.len(), advice) }?)
     }
 
-    /// The length of the registered part.
+    /// The length of the registered memory; 0: none is registered.
     pub(super) fn registered_bytes(&self) -> usize {
         self.registration.get().map_or(0, |registration| registration.len)
     }
@@ -267,8 +268,8 @@ fn transparent_is_allowed() -> bool {
     })
 }
 
-/// The pages of large shared memory without reserved ones. An administrator enables huge ones apart from those of
-/// other memory.
+/// The pages of shared memory, without reserved huge ones. An administrator enables transparent huge pages of shared
+/// memory apart from those of private memory.
 fn shared_pages() -> Pages {
     let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let is_huge = modes.is_ok_and(|modes| !modes.contains("[never]") && !modes.contains("[deny]"));
@@ -276,7 +277,7 @@ fn shared_pages() -> Pages {
 }
 
 impl Mapping {
-    /// Maps `len` zero bytes of a new file for writing, in huge pages if available.
+    /// Maps `len` zero bytes of a new file for writing; from 2 MiB on in huge pages, if available.
     pub(super) fn shared(len: usize) -> Result<(Mapping, OwnedFd)> {
         must_fit(len)?;
         // Mapping takes reserved huge pages; if there are too few, other pages are used.
@@ -292,7 +293,8 @@ impl Mapping {
         Ok((mapping, file))
     }
 
-    /// Maps a new file of `len` bytes for writing; `is_huge`: in huge pages, if available.
+    /// Maps a new file of at least `len` bytes for writing. `kind` may ask for reserved huge pages, `is_huge` for
+    /// transparent ones.
     pub(super) fn of_new_file(
         len: usize,
         kind: MemfdFlags,
@@ -302,7 +304,8 @@ impl Mapping {
         Ok((Mapping::of_file(&file, len, true, is_huge)?, file))
     }
 
-    /// Maps a file of sealed length at an address aligned for huge pages.
+    /// Maps a file of sealed length, [`len_of_file`] of `len`, at an address aligned for huge pages. `is_huge`: in
+    /// transparent huge pages, if available.
     pub(super) fn of_file(
         file: &OwnedFd,
         len: usize,
@@ -356,7 +359,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Unmaps all but the used part, of `len` bytes: where Linux failed to replace it, nothing is mapped any more, and
+    /// Unmaps all but the `len` bytes from `start`. Linux failed to replace these, and may have unmapped them; then
     /// another thread may have memory there by now.
     fn unmap_around(self, len: usize) {
         let map = ManuallyDrop::new(self);
@@ -382,16 +385,16 @@ pub(super) fn sealed_file(len: usize, kind: MemfdFlags) -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
     let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
     rustix::fs::ftruncate(&file, len as u64).map_err(std::io::Error::from)?;
-    rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;
+    rustix::fs::fcntl_add_seals(&file, LENGTH_SEALED).map_err(std::io::Error::from)?;
     Ok(file)
 }
 
-/// Refuses a file that is not `file_len` bytes long, or whose length is not sealed. `len`: the length as its user knows
-/// it.
+/// Refuses a file that is not `file_len` bytes long, or whose length is not sealed. `len`: the length that the message
+/// tells.
 pub(super) fn check_sealed(file: &OwnedFd, file_len: usize, len: usize) -> Result<()> {
     let found = rustix::fs::fstat(file).map_err(std::io::Error::from)?.st_size as u64;
     let seals = rustix::fs::fcntl_get_seals(file).map_err(std::io::Error::from)?;
-    if found == file_len as u64 && seals.contains(SEALS) {
+    if found == file_len as u64 && seals.contains(LENGTH_SEALED) {
         return Ok(());
     }
     let text = format!("the shared memory has {found} bytes in place of {len}, or is not sealed");
@@ -409,7 +412,7 @@ pub(super) fn must_fit(len: usize) -> Result<()> {
     Err(Error::new(ErrorKind::OutOfMemory, text))
 }
 
-/// The length of the file: whole huge pages if it may use them.
+/// The length of a file for `len` bytes: rounded up to 2 MiB from 2 MiB on, otherwise to 4 KiB.
 pub(super) fn len_of_file(len: usize) -> Result<usize> {
     let unit = if len >= HUGE_LEN { HUGE_LEN } else { PAGE_LEN };
     len.max(1).checked_next_multiple_of(unit).ok_or_else(|| too_long(len))
@@ -421,7 +424,7 @@ fn too_long(len: usize) -> Error {
 
 /// The size of a huge page: 2 MiB on x86-64.
 pub(super) const HUGE_LEN: usize = 2 << 20;
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+const LENGTH_SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 const PAGE_LEN: usize = 4096;
 
 #[cfg(test)]

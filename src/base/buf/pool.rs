@@ -42,7 +42,7 @@ pub struct PoolOptions {
     pub bytes: usize,
     /// Length of a slot: a multiple of 4,096. Allocations are rounded up to whole slots.
     pub slot_len_bytes: usize,
-    /// The pool's use of huge pages.
+    /// The use of huge pages by [`Pool::new`]; the other constructors ignore it.
     pub huge_pages: HugePages,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Inner {
     slots: Slots,
     slot_len_bytes: usize,
     mapping: Mapping,
-    /// The file of memory that other processes can map.
+    /// The file of memory that other processes can map; `None` except in [`Pool::shared`].
     file: Option<OwnedFd>,
     /// Memory of dropped buffers outside the pool, for reuse.
     spares: Arc<Spares>,
@@ -80,14 +80,14 @@ impl Pool {
     /// A pool whose memory other processes can map for reading: see [`Pool::file`]. Forked children do not have it.
     ///
     /// # Errors
-    /// The errors of [`Pool::new`].
+    /// The errors of [`Pool::new`], and of the operating system for files.
     pub fn shared(options: PoolOptions) -> Result<Pool> {
         Pool::with_pages(options, |len| {
             let (mapping, file) = Mapping::shared(len)?;
             mapping.keep_from_children();
             // From here on it can be mapped for reading only (Linux 5.1); the mapping of this process stays writable.
             let sealed = rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE);
-            sealed.unwrap_or(()); // an older kernel has only the mappings of clients for reading
+            sealed.unwrap_or(()); // an older kernel leaves it to the clients to map for reading only
             Ok((mapping, Some(file)))
         })
     }
@@ -128,13 +128,13 @@ impl Pool {
 
     /// Registers the pool's memory with a driver, and from now on also that of [`Pool::outside`], until it is unmapped.
     /// At most once for each pool, before it is used. Allocates all pages now. Forked children do not get the
-    /// memory: reading one of its buffers ends them.
+    /// memory, unless it is a driver's: reading one of its buffers ends them.
     ///
     /// # Errors
     /// The driver's refusal; the pool then works without it.
     pub fn register(&self, registrar: &'static dyn Registrar) -> Result<()> {
         self.0.mapping.register(registrar, self.capacity_bytes())?;
-        self.0.spares.registrar.get_or_init(|| registrar); // from now on
+        self.0.spares.registrar.get_or_init(|| registrar);
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
-    /// `None` if no long enough range of slots is free.
+    /// `None` if no long enough range of slots is free, or another thread takes some of it meanwhile.
     ///
     /// Never blocks, makes no system call and does not allocate from the heap. In a forked child, a pool in
     /// a driver's memory, or registered with one, has no free slot: that memory is the parent's.
@@ -162,8 +162,8 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for I/O that
-    /// does not fit the pool. Large buffers, and all of a registered pool, reuse the memory of dropped ones, which is
-    /// unmapped at the latest with the pool.
+    /// does not fit the pool. From 2 MiB on, and of any length in a registered pool, it reuses the memory of dropped
+    /// buffers, which is unmapped at the latest with the pool.
     ///
     /// # Errors
     /// `OutOfMemory`: the operating system has no memory.
@@ -221,8 +221,8 @@ impl Pool {
         unsafe { self.0.mapping.start().add(offset) }
     }
 
-    /// The file of a shared pool, of [`Pool::capacity_bytes`], for [`SharedBytes::open`](super::SharedBytes::open) in
-    /// another process.
+    /// The file of a [`Pool::shared`], for [`SharedBytes::open`](super::SharedBytes::open) with
+    /// [`Pool::capacity_bytes`] in another process; `None` for other pools.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.0.file.as_ref().map(OwnedFd::as_fd)
     }
@@ -289,7 +289,7 @@ enum Backing {
     /// Heap memory; the header is a separate `Box`.
     Heap { start: NonNull<u8>, layout: Layout },
     /// A mapping, which returns to `home` if there is one; otherwise it is unmapped. The header is a separate
-    /// `Box`. The mapping is one too: headers of slots are many, and have to be short.
+    /// `Box`. The mapping is boxed, too: headers of slots are many, and have to be short.
     Mapped { mapping: Box<Mapping>, home: Option<Arc<Spares>> },
     /// Memory that another owner lends. The header, a separate `Box`, keeps it alive.
     Lent { _memory: Arc<dyn Send + Sync> },
@@ -325,8 +325,8 @@ impl Allocation {
         Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
-    /// Maps memory for a large buffer, in transparent huge pages if available: these make random accesses
-    /// to large long-lived data, such as the directory, faster.
+    /// Maps memory for one buffer; from 2 MiB on in transparent huge pages, if available, which make random accesses to
+    /// large long-lived data, such as the directory, faster.
     fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
         let mapping = Mapping::transparent_or_base(len).ok()?;
         let start = mapping.start();
@@ -470,7 +470,7 @@ impl Header {
     }
 }
 
-/// Buffers of this length or more are mapped: four huge pages.
+/// Long-lived buffers of this length or more are mapped: four huge pages.
 pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
 
 /// Temporary buffers of this length or more are mapped, as in C allocators. Mapping shorter ones, too, could

@@ -29,7 +29,7 @@ use crate::error::Result;
 use crate::sync::{Mutex, Ordering};
 
 /// Memory mapped by several processes: writable in the process that created it, readable in all others.
-/// Forked children share it.
+/// Forked children share it, unless [`SharedBytes::keep_from_children`].
 ///
 /// The memory is freed when the last process drops it. Its length is sealed, so that no process can
 /// truncate it while others use it. Pages are allocated when first written, and freed by
@@ -75,8 +75,8 @@ impl SharedBytes {
         Ok(SharedBytes { map: Arc::new(map), len, file, lends })
     }
 
-    /// Maps for reading `len` bytes of a file that another process created, with [`SharedBytes::new`] or,
-    /// if `pages` is [`HugePages::Off`], with [`SharedBytes::sparse`].
+    /// Maps for reading `len` bytes of a file that another process created, with [`SharedBytes::new`],
+    /// [`Pool::shared`](super::Pool::shared) or, if `pages` is [`HugePages::Off`], [`SharedBytes::sparse`].
     ///
     /// # Errors
     /// `InvalidArgument`: the file has another length, or its length is not sealed. Otherwise errors of the
@@ -92,7 +92,7 @@ impl SharedBytes {
         self.map.keep_from_children();
     }
 
-    /// Registers the memory with a driver until it is unmapped; at most once, behind
+    /// Registers the memory with a driver until it is unmapped; at most once, after
     /// [`SharedBytes::keep_from_children`].
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl SharedBytes {
     ///
     /// # Errors
     /// On an error nothing was written. `EBUSY`: some pages are frozen or still lent. `EACCES`: another process
-    /// writes. Otherwise there is no memory for the bytes.
+    /// writes. `ENOMEM`: there is no memory for the bytes. Otherwise errors of the operating system.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -177,7 +177,7 @@ impl SharedBytes {
     }
 
     /// Ends the lending of a range's pages. Returns whether all loans have ended, so that the pages may be
-    /// written; if not, ask again later.
+    /// written; if not, ask again later. Only returns `true` if another process writes.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -186,8 +186,8 @@ impl SharedBytes {
         self.lends.as_ref().is_none_or(|lends| lends.thaw(pages(offset, len), || self.lending()))
     }
 
-    /// Begins a loan of ranges that another process writes: it has said that it does not write them until `end` is
-    /// dropped, which the last buffer of the loan does.
+    /// Begins a loan of ranges that another process writes. That process has promised not to write them until `end` is
+    /// dropped, with the [`Loan`] and its last buffer.
     pub fn loan(&self, end: impl Send + Sync + 'static) -> Loan {
         let map = Arc::clone(&self.map);
         let end = Allocation::lending(Arc::new((Arc::clone(&map), end)));
@@ -274,7 +274,7 @@ fn pages(offset: usize, len: usize) -> Range<usize> {
     offset / PAGE_LEN..(offset + len).div_ceil(PAGE_LEN)
 }
 
-/// The loans of one piece of shared memory. Pages are numbered from its start.
+/// The loans of one [`SharedBytes`]. Pages are numbered from its start.
 pub(super) struct Lends {
     /// One bit per page, set while the page is frozen.
     frozen: SharedWords,

@@ -95,7 +95,7 @@ impl Serialize for PlaceBytes {
     }
 }
 
-/// Counts bytes of reads by place, except the origin's. One thread adds.
+/// Counts bytes of reads by place, except the origin's. Any thread may add and read.
 #[derive(Debug, Default)]
 pub struct PlaceCounters([AtomicU64; Place::COUNT]);
 

@@ -7,8 +7,9 @@
 //! [`Forked::inherited`], but must not wait for its locks.
 //!
 //! [`NotInherited`] keeps locks and connections out of the child. Threads that may wait for long while the process
-//! forks use [`Mutex`] and [`Condvar`]. [`send_files`] gives file descriptors to another process on purpose.
-//! [`process_id`] tells processes apart, and [`memory_bytes`] is their memory.
+//! forks use [`Mutex`] and [`Condvar`]. [`send_files`] gives file descriptors to another process on purpose, and
+//! [`mark_ours`] marks those that a program must not close. [`process_id`] tells processes apart, and [`memory_bytes`]
+//! is the memory that this one may use.
 
 mod at_fork;
 mod files;

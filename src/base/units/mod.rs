@@ -1,6 +1,6 @@
 //! Units: an integer type for each, so that they cannot be confused, and arithmetic on lengths and times.
 //!
-//! Values are 1-based and in the unit of their name. 0-based wire values stay in `dlfs-nvme`.
+//! The 0-based counts of NVMe's wire format, where 7 means 8 blocks, stay in `dlfs-nvme`.
 
 use std::time::{Duration, Instant};
 

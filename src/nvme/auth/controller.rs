@@ -18,7 +18,7 @@ pub struct ControllerTerms {
     pub subnqn: Nqn,
     /// The host's secrets; any one is accepted, so that a new secret can replace an old one.
     pub secrets: Vec<Secret>,
-    /// The subsystem's secret, for hosts that also authenticate the controller.
+    /// The subsystem's secret, for hosts that also authenticate the controller; `None`: such hosts are refused.
     pub ctrl_secret: Option<Secret>,
     /// Permitted hashes, most preferred first.
     pub hashes: Vec<Hash>,
@@ -38,9 +38,9 @@ pub struct Controller {
     psk: Option<TlsPsk>,
 }
 
-/// The parameters of this authentication.
+/// The parameters of this authentication: requested by the host, and chosen by the controller.
 #[derive(Debug, Clone, Copy)]
-struct Chosen {
+struct Agreed {
     tid: u16,
     /// SC_C: the requested kind of TLS PSK generation; 0 for none.
     sc_c: u8,
@@ -48,7 +48,7 @@ struct Chosen {
     group: Group,
 }
 
-/// The host's response, while the shared secret is computed.
+/// The fields of the host's Reply that [`Controller::verify`] needs.
 struct Answer {
     response: Vec<u8>,
     /// C2.
@@ -66,10 +66,10 @@ impl std::fmt::Debug for Answer {
 #[derive(Debug)]
 enum ControllerState {
     AwaitingNegotiate,
-    ComputingPublic(Chosen),
-    SendingChallenge(Chosen),
-    AwaitingReply(Chosen),
-    ComputingShared(Chosen, Answer),
+    ComputingPublic(Agreed),
+    SendingChallenge(Agreed),
+    AwaitingReply(Agreed),
+    ComputingShared(Agreed, Answer),
     SendingSuccess1 { tid: u16, is_mutual: bool },
     AwaitingSuccess2 { tid: u16 },
     SendingFailure1(Failed),
@@ -86,8 +86,8 @@ impl Controller {
     /// Notes that the message of [`Next::Send`] has been sent.
     pub fn sent(&mut self) -> Next {
         match std::mem::replace(&mut self.state, ControllerState::Ended) {
-            ControllerState::SendingChallenge(chosen) => {
-                self.state = ControllerState::AwaitingReply(chosen);
+            ControllerState::SendingChallenge(agreed) => {
+                self.state = ControllerState::AwaitingReply(agreed);
                 Next::Receive
             }
             ControllerState::SendingSuccess1 { tid, is_mutual: true } => {
@@ -105,7 +105,7 @@ impl Controller {
         let state = std::mem::replace(&mut self.state, ControllerState::Ended);
         let tid = match &state {
             ControllerState::AwaitingNegotiate => None,
-            ControllerState::AwaitingReply(chosen) => Some(chosen.tid),
+            ControllerState::AwaitingReply(agreed) => Some(agreed.tid),
             ControllerState::AwaitingSuccess2 { tid } => Some(*tid),
             _ => return Next::Failed(Failed::OutOfTurn),
         };
@@ -128,21 +128,21 @@ impl Controller {
                 self.choose(message_tid, sc_c, &hashes, &groups)
             }
             (
-                ControllerState::AwaitingReply(chosen),
+                ControllerState::AwaitingReply(agreed),
                 Message::Reply { response, cvalid, sequence, challenge, dh },
             ) => {
                 // A challenge with sequence number 0 only serves to derive the TLS PSK.
                 let is_as_agreed = match (cvalid, sequence) {
-                    (true, 0) => chosen.sc_c != 0,
+                    (true, 0) => agreed.sc_c != 0,
                     (true, _) => true,
-                    (false, _) => chosen.sc_c == 0,
+                    (false, _) => agreed.sc_c == 0,
                 };
                 if !is_as_agreed {
                     let reason = "the host's challenge does not fit what was agreed";
-                    return self.fail(chosen.tid, Explanation::IncorrectPayload, reason);
+                    return self.fail(agreed.tid, Explanation::IncorrectPayload, reason);
                 }
                 let sequence = Some(sequence).filter(|number| cvalid && *number != 0);
-                self.take_reply(chosen, Answer { response, challenge, sequence }, &dh)
+                self.take_reply(agreed, Answer { response, challenge, sequence }, &dh)
             }
             (ControllerState::AwaitingSuccess2 { .. }, Message::Success2) => Next::Authenticated,
             _ => self.fail(
@@ -156,10 +156,10 @@ impl Controller {
     /// Handles the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
         match std::mem::replace(&mut self.state, ControllerState::Ended) {
-            ControllerState::ComputingPublic(chosen) => self.challenge(chosen, power.0.to_vec()),
-            ControllerState::ComputingShared(chosen, answer) => {
-                let session_key = session_key(chosen.hash, &power);
-                self.verify(chosen, &answer, Some(&session_key))
+            ControllerState::ComputingPublic(agreed) => self.challenge(agreed, power.0.to_vec()),
+            ControllerState::ComputingShared(agreed, answer) => {
+                let session_key = session_key(agreed.hash, &power);
+                self.verify(agreed, &answer, Some(&session_key))
             }
             _ => Next::Failed(Failed::OutOfTurn),
         }
@@ -206,17 +206,17 @@ impl Controller {
         let Some(group) = terms.groups.iter().copied().find(fits) else {
             return self.fail(tid, Explanation::GroupNotUsable, "the host offers no allowed group");
         };
-        let chosen = Chosen { tid, sc_c: wanted, hash, group };
+        let agreed = Agreed { tid, sc_c: wanted, hash, group };
         if group == Group::Null {
-            return self.challenge(chosen, Vec::new());
+            return self.challenge(agreed, Vec::new());
         }
-        self.state = ControllerState::ComputingPublic(chosen);
+        self.state = ControllerState::ComputingPublic(agreed);
         Next::Compute(Exponentiation::public(group, &self.own.exponent))
     }
 
     /// Challenges the host; `dh` is this side's public value.
-    fn challenge(&mut self, chosen: Chosen, dh: Vec<u8>) -> Next {
-        let Chosen { tid, hash, group, .. } = chosen;
+    fn challenge(&mut self, agreed: Agreed, dh: Vec<u8>) -> Next {
+        let Agreed { tid, hash, group, .. } = agreed;
         let challenge = Message::Challenge {
             hash: hash.id(),
             group: group.id(),
@@ -224,13 +224,13 @@ impl Controller {
             challenge: self.own.challenge[..hash.len_bytes()].to_vec(),
             dh,
         };
-        self.state = ControllerState::SendingChallenge(chosen);
+        self.state = ControllerState::SendingChallenge(agreed);
         Next::Send(challenge.encode(tid))
     }
 
     /// Checks the host's reply, and goes on to the shared secret.
-    fn take_reply(&mut self, chosen: Chosen, answer: Answer, peer: &[u8]) -> Next {
-        let Chosen { tid, hash, group, .. } = chosen;
+    fn take_reply(&mut self, agreed: Agreed, answer: Answer, peer: &[u8]) -> Next {
+        let Agreed { tid, hash, group, .. } = agreed;
         if answer.response.len() != hash.len_bytes() {
             let reason = "the response is not as long as the hash";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
@@ -242,7 +242,7 @@ impl Controller {
         }
         if group == Group::Null {
             return if peer.is_empty() {
-                self.verify(chosen, &answer, None)
+                self.verify(agreed, &answer, None)
             } else {
                 let reason = "a public value came without a group";
                 self.fail(tid, Explanation::IncorrectPayload, reason)
@@ -253,14 +253,14 @@ impl Controller {
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
         let shared = Exponentiation::shared(group, peer, &self.own.exponent);
-        self.state = ControllerState::ComputingShared(chosen, answer);
+        self.state = ControllerState::ComputingShared(agreed, answer);
         Next::Compute(shared)
     }
 
     /// Verifies the host's response; if it is right, answers the host's challenge.
-    fn verify(&mut self, chosen: Chosen, answer: &Answer, session_key: Option<&Digest>) -> Next {
+    fn verify(&mut self, agreed: Agreed, answer: &Answer, session_key: Option<&Digest>) -> Next {
         let ControllerTerms { hostnqn, subnqn, secrets, ctrl_secret, .. } = &self.terms;
-        let Chosen { tid, hash, sc_c, .. } = chosen;
+        let Agreed { tid, hash, sc_c, .. } = agreed;
         let transcript = Transcript { hash, tid, sc_c, hostnqn, subnqn, session_key };
         let c1 = &self.own.challenge[..hash.len_bytes()];
         let is_right = |secret: &Secret| {

@@ -8,10 +8,10 @@ use zeroize::Zeroizing;
 /// Reasons why a string is not a valid key. Contains no part of the string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// The prefix or the final colon is missing.
+    /// The prefix, which is given here, or a colon is missing.
     #[error("a key of this kind begins with `{0}` and ends with `:`")]
     Form(&'static str),
-    /// The two digits after the prefix name no known hash.
+    /// The two digits after the prefix name no known hash; the text tells which ones do.
     #[error("the two digits after the prefix name no known hash: {0}")]
     Hash(&'static str),
     /// The part between the colons is not base64.
@@ -20,7 +20,7 @@ pub enum KeyError {
     /// The key has an invalid length.
     #[error("the key has {found} bytes; it must have {allowed}")]
     Length {
-        /// Bytes without the CRC.
+        /// Bytes without the CRC; 0 also if the CRC is cut off.
         found: usize,
         /// The permitted lengths, for an error message.
         allowed: &'static str,

@@ -135,7 +135,7 @@ pub enum Next {
     Compute(Exponentiation),
     /// The authentication has succeeded.
     Authenticated,
-    /// The authentication has failed. If this side detected the failure, the other side has been told.
+    /// The authentication has failed. After [`Failed::Here`], the other side has been told.
     Failed(Failed),
 }
 

@@ -9,7 +9,8 @@
 //! TLS PSK  = ExpandLabel(Extract(retained), "nvme-tls-psk", context)
 //! ```
 //!
-//! T is R or G, the [`Origin`]; hh identifies the hash. Version 1 has a digest, and its context is hh " "
+//! A configured string with hh 00 holds the retained PSK itself. T is R or G, the [`Origin`]; hh in identity and
+//! context identifies the hash of the key. Version 1 has a digest, and its context is hh " "
 //! digest. Version 0 has none, and its context is the identity.
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! The meaning of NVMe commands: conversions between bytes and values, without I/O.
 //!
-//! Each file has one structure of the NVMe Base Specification, or those of NVMe over Fabrics, with byte
+//! Each file has one kind of structures of the NVMe specifications, such as commands or Identify data, with byte
 //! tables. There is no queue and no transport here: [`crate::tcp`] transports these bytes; `dlfs-io` and
 //! `dlfs-target` exchange them.
 //!

@@ -14,7 +14,7 @@ pub struct Nqn(String);
 /// Reasons why a string is not an NQN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
-    /// No bytes before the first NUL.
+    /// No bytes, or none before the first NUL of a field.
     #[error("an NQN must not be empty")]
     Empty,
     /// Longer than `Nqn::MAX_LEN_BYTES`.

@@ -421,16 +421,18 @@ impl Sqe {
 ///
 /// | bytes  | field        | meaning                                                    |
 /// |--------|--------------|------------------------------------------------------------|
-/// | 0..8   | `address`    | offset of the data in the capsule; always 0 over TCP       |
+/// | 0..8   | `address`    | in memory: the address; otherwise an offset, 0 over TCP    |
 /// | 8..12  | `len`        | bytes of data, little-endian                               |
 /// | 12..15 | `reserved`   | zero                                                       |
-/// | 15     | `identifier` | 7:4 type, 3:0 subtype: one of `Sgl::IN_CAPSULE`, `Sgl::TRANSPORT` |
+/// | 15     | `identifier` | 7:4 type, 3:0 subtype: see [`Sgl`]'s constants             |
+///
+/// [`Sgl::prps`] puts PRP entries in the same bytes.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Sgl {
-    /// Offset of the data in the capsule; always 0 over TCP.
+    /// Address of the data in memory, or their offset in the capsule, which is always 0 over TCP.
     pub address: U64,
     /// Bytes of data.
     pub len: U32,

@@ -63,7 +63,7 @@ pub struct Connection {
     sent_bytes: u64,
     /// Number of commands that wait for data requested by an R2T.
     num_awaited: usize,
-    /// Bytes received for such commands since the start.
+    /// Bytes received since the start that an R2T had requested.
     awaited_bytes: u64,
     /// Whole PDUs received since the start.
     received_pdus: u64,
@@ -140,7 +140,8 @@ struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SlotState {
     Free,
-    /// The caller has the command. `in_capsule`: its data follow in the capsule.
+    /// The caller has the command. `len`: bytes of its data that the host still sends, 0 if none; `in_capsule`: they
+    /// follow in the capsule.
     Presented {
         len: u32,
         in_capsule: bool,
@@ -341,7 +342,7 @@ impl Connection {
         self.finish_with(id, cqe);
     }
 
-    /// Completes a command with this completion queue entry; sets its CID.
+    /// Completes a command with this completion queue entry; sets its CID, but not its SQ head.
     pub fn finish_with(&mut self, id: CommandId, mut cqe: Cqe) {
         cqe.cid = self.slots[usize::from(id.0)].sqe.cid;
         let entry = cqe.as_bytes().try_into().expect("a completion entry has 16 bytes");

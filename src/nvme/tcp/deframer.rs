@@ -172,7 +172,7 @@ impl Deframer {
         &self.header[..self.echo]
     }
 
-    /// As [`Deframer::next`], but errors may be others later.
+    /// As [`Deframer::next`], but does not remember errors.
     fn step<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, ProtocolError> {
         loop {
             match self.stage {
@@ -233,7 +233,7 @@ impl Deframer {
         self.have == end
     }
 
-    /// Ends the PDU behind its data.
+    /// Ends the PDU after its data.
     fn end_data(&mut self, digest_ok: bool) -> Event<'static> {
         self.stage = Stage::Common;
         self.have = 0;

@@ -1,7 +1,7 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
 //!
-//! Read [`Connection`] first. `slots.rs` has the outstanding commands, `receive.rs` plans where received bytes go, and
-//! `progress.rs` decides when a controller that makes no progress with them times out.
+//! Read [`Connection`] first. `slots.rs` has the outstanding commands, and `receive.rs` plans where received bytes go.
+//! `progress.rs` decides when a controller that makes no progress with the commands times out.
 
 mod progress;
 mod receive;
@@ -100,7 +100,7 @@ pub enum CommandError {
 pub struct Connection<B> {
     /// The digests that were requested.
     digests: Digests,
-    /// True if the controller may decline them.
+    /// True if the controller may decline the digests.
     may_decline: bool,
     /// The time by which ICResp must arrive.
     ic_deadline: Instant,
@@ -113,7 +113,7 @@ pub struct Connection<B> {
     /// Maximum in-capsule data of a command, except Fabrics commands.
     max_in_capsule: u32,
     slots: Slots<B>,
-    /// Payloads are parts of those of slots.
+    /// The bytes to send. A payload is a slot with a range of that slot's payload.
     transmit: Transmit<(usize, Range<usize>)>,
     /// The read whose data are being received.
     receiving: Option<Receiving>,

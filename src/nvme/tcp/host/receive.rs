@@ -40,14 +40,15 @@ pub(super) struct ReceivePlan {
     pieces: Vec<Piece>,
     /// Number of payloads among the pieces.
     num_payloads: usize,
-    /// Maximum payloads to guess. It doubles after a receive that filled the plan. Otherwise it falls
-    /// slowly towards the number of filled payloads, because empty slices cost time, too.
+    /// Maximum payloads to guess. It doubles after a receive that filled the plan. Otherwise it falls slowly, because
+    /// empty slices cost time, too, but stays [`PAYLOADS_MIN`] above the number of filled payloads.
     max_payloads: usize,
     /// Buffer for bytes received after a wrong guess.
     misplaced: Vec<u8>,
     /// Number of receive calls left without guessing.
     pause: u32,
-    /// Length of the last pause in receive calls, halved by each right guess. The next pause is twice as long.
+    /// Length of the last pause in receive calls, halved by each right guess. The next pause is twice as long, from
+    /// [`PAUSE_MIN`] to [`PAUSE_MAX`].
     next_pause: u32,
 }
 
@@ -142,6 +143,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.plan.pause = self.plan.pause.saturating_sub(1);
         let digest_len = if self.form.digests.data { 4 } else { 0 };
         let due = self.deframer.data_left() as usize;
+        // Bytes before the next header: the digest of the data that are planned for.
         let mut lead = 0;
         if let Some(receiving) = self.receiving
             && due > 0
@@ -168,7 +170,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.plan.pieces.push(Piece::Scratch { len });
     }
 
-    /// Adds to the plan the reads that the target will probably answer next.
+    /// Adds to the plan the reads that the target will probably answer next. `lead`: bytes before the next header;
+    /// `scratch_left`: bytes of scratch that the plan does not use yet.
     fn guess(
         &mut self,
         max_pieces: usize,
@@ -343,7 +346,7 @@ const GUESS_TOTAL: usize = HOST_RECEIVE_BYTES;
 /// Initial number of payloads to guess, and the margin above the number that the last receive filled.
 const PAYLOADS_MIN: usize = 3;
 
-/// Maximum payloads to guess.
+/// The limit up to which the number of payloads to guess doubles.
 const PAYLOADS_MAX: usize = 64;
 
 /// Scratch after large payloads while only large reads are outstanding: enough for the headers up to the

@@ -24,7 +24,7 @@ pub(super) struct Outstanding<B> {
     pub(super) may_be_short: bool,
     /// True once a data digest was wrong.
     pub(super) digest_failed: bool,
-    /// Index of this payload in the receive being planned.
+    /// Index of this payload in the receive being planned; `None`: it is not in the plan.
     pub(super) piece: Option<usize>,
     /// For a read: the number of reads submitted before it.
     serial: u64,
@@ -240,7 +240,7 @@ impl<B> Slots<B> {
 /// Bits of a CID that hold the slot's index; the others count its uses.
 const INDEX_BITS: u32 = 12;
 
-/// One fewer than the bits allow, since CID FFFFh means "no command" in some fields.
+/// One fewer than the bits allow, since CID FFFFh means "no command" in some fields. Also the mask of the index.
 const MAX_SLOTS: u16 = (1 << INDEX_BITS) - 1;
 
 #[cfg(test)]
