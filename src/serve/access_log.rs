@@ -1,4 +1,4 @@
-//! The access log of a target: each host that connects, is refused, fails to authenticate, is evicted, violates the
+//! The access log of a target: each host that connects, authenticates or fails to, is refused, is evicted, violates the
 //! protocol, times out or leaves.
 //!
 //! Each event goes to two readers. Programs get all of them: an [`AccessLog`] receives each as an [`AccessEvent`].
@@ -6,7 +6,8 @@
 //! number of those suppressed before it ([`Warnings`]); suppressed ones are logged at `INFO`.
 //!
 //! A controller's connections may belong to several pollers. Each connection adds its counters when it
-//! ends. The last one drops the controller, which writes the totals to the access log ([`ControllerEnd`]).
+//! ends. The last one drops the controller, which writes the totals to the access log ([`ControllerEnd`]). A refused
+//! Connect has its reason for both readers in a [`Refusal`], beside the response to the host.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -39,7 +40,7 @@ pub struct AccessEvent<'a> {
     pub host: Option<&'a Nqn>,
     /// The address from which the host connects, if known.
     pub peer: Option<SocketAddr>,
-    /// The host's controller, if it has one.
+    /// The host's controller; `None` before it has one, and for refusals, evictions and other warnings.
     pub cntlid: Option<u16>,
     /// The kind of event.
     pub kind: AccessKind<'a>,
@@ -169,8 +170,10 @@ impl WarningKind {
     /// The verb that begins the line in the log.
     fn verb(self) -> &'static str {
         match self {
-            WarningKind::HostNotAllowed | WarningKind::NotAuthenticated => "refused",
-            WarningKind::NoController | WarningKind::NoConnection => "refused",
+            WarningKind::HostNotAllowed
+            | WarningKind::NotAuthenticated
+            | WarningKind::NoController
+            | WarningKind::NoConnection => "refused",
             WarningKind::Evicted => "evicted",
             WarningKind::Protocol => "closed",
             WarningKind::TimedOut => "dropped",
@@ -288,7 +291,7 @@ impl ControllerEnd {
         sum.received_bytes += traffic.received_bytes;
     }
 
-    /// Writes to the access log that all connections have ended.
+    /// Writes to the access log that all connections of the controller have ended, which was created at `since`.
     pub(super) fn tell(
         &self,
         (host, peer): (&Nqn, SocketAddr),

@@ -1,4 +1,4 @@
-//! Execution of admin commands, and of Fabrics commands on a connected queue: Identify, features, log pages,
+//! Execution of the commands on a connected admin queue: Identify, features, log pages, and the Fabrics commands for
 //! properties.
 //!
 //! Each command becomes an [`Answer`]; the connection sends it.
@@ -32,8 +32,8 @@ pub(super) enum Answer {
     Fail(Status),
 }
 
-/// Executes a command of the admin queue, or a Fabrics command of any queue. `room` is the length
-/// of the host's buffer in bytes; `local` is the address that the host connected to.
+/// Executes a command of an admin queue, except those of an authentication. `room` is the length of the host's buffer
+/// in bytes, 0 if the command transfers no data to the host; `local` is the address that the host connected to.
 pub(super) fn execute(
     subsystem: &Subsystem,
     controller: &Controller,
@@ -51,7 +51,10 @@ pub(super) fn execute(
         admin::IDENTIFY if room as usize != IDENTIFY_LEN_BYTES => {
             Answer::Fail(Status::INVALID_SGL_LENGTH)
         }
-        admin::IDENTIFY => identify(subsystem, controller, sqe).map_or_else(Answer::Fail, page),
+        admin::IDENTIFY => match identify(subsystem, controller, sqe) {
+            Ok(page) => Answer::Data(page.to_vec()),
+            Err(status) => Answer::Fail(status),
+        },
         admin::GET_LOG_PAGE => get_log_page(subsystem, controller, sqe, room, local),
         admin::SET_FEATURES => set_features(subsystem, controller, sqe),
         admin::GET_FEATURES => get_features(subsystem, controller, sqe),
@@ -81,10 +84,6 @@ fn fabrics(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe, fctype: u8
 }
 
 type Page = [u8; IDENTIFY_LEN_BYTES];
-
-fn page(bytes: Page) -> Answer {
-    Answer::Data(bytes.to_vec())
-}
 
 fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result<Page, Status> {
     let cns = sqe.low_byte_of_cdw10();

@@ -1,6 +1,8 @@
 //! One connection of a host: what it receives and sends, and the limits of its time.
 //!
-//! `commands.rs` executes the commands that it receives.
+//! `commands.rs` executes the commands that it receives, and `waiting.rs` has those that cannot begin at once.
+//! `authentication.rs` and `tls.rs` check who the host is. `progress.rs` judges whether the host moves its bytes, and
+//! `draining.rs` ends the connection of a target that drains.
 
 mod authentication;
 mod commands;
@@ -87,7 +89,8 @@ pub(super) struct HostConnection {
     pub(super) is_blocked: bool,
     /// True while the poller lists this connection as having bytes to send.
     pub(super) is_dirty: bool,
-    /// Time of a protocol error: nothing is served any more, and the connection closes soon.
+    /// Time of a protocol error or of a failed authentication: nothing is served any more, and the connection closes
+    /// soon.
     pub(super) terminated: Option<Instant>,
     /// End of draining: the target has closed its side of the socket, and waits for the host to close.
     drained: Option<Instant>,
@@ -100,8 +103,8 @@ pub(super) enum Closed {
     ByHost,
     /// The operating system reported an error: a timeout, or a reset by the peer.
     Lost(io::ErrorKind),
-    /// The target closed it because of a protocol error, a time limit or a shortage of resources; the
-    /// string gives the reason.
+    /// The target closed it because of a protocol error, a failed authentication, a time limit or a shortage of
+    /// resources; the string gives the reason.
     Dropped(&'static str),
     /// The connection's controller is gone.
     Orphaned,
@@ -239,8 +242,8 @@ impl HostConnection {
         Peer::from(self.peer.ip()) == peer
     }
 
-    /// Returns whether there is memory for the data of one receive call. If not, the data stay in the
-    /// kernel, and TCP flow control stops the host.
+    /// Returns whether to make a receive call. If not, the data stay in the kernel, and TCP flow control stops the
+    /// host: the target drains, or an I/O queue has no memory for the data or too many waiting commands.
     pub(super) fn may_receive(&self, backend: &Backend) -> bool {
         let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
         let waiting = self.waiting.len();
@@ -362,8 +365,8 @@ impl HostConnection {
         }
     }
 
-    /// Ends service after a protocol error: sends a termination request if possible, and closes [`LINGER`]
-    /// later, so that the host can read it.
+    /// Ends service after a protocol error. If there are bytes to send, such as a termination request, closes only
+    /// [`LINGER`] later, so that the host can read them.
     fn terminate(&mut self, error: &ProtocolError, backend: &mut Backend) -> Result<(), Closed> {
         let now = backend.now;
         let why = format_args!("a protocol error: {error}");
@@ -429,7 +432,8 @@ impl HostConnection {
         Ok(())
     }
 
-    /// Checks all time limits: lost controller, Keep Alive Timeout, Connect, unread responses, unsent data.
+    /// Checks all time limits, and whether the controller is gone; frees memory of an earlier burst, and delivers an
+    /// authentication's delayed message.
     pub(super) fn check_time(&mut self, backend: &Backend) -> Result<(), Closed> {
         let now = backend.now;
         self.shrink();

@@ -2,10 +2,10 @@
 //! block on one.
 //!
 //! A host without a key can make the target compute for milliseconds with one message. So unproven hosts,
-//! which have not authenticated before, share a small budget while the target serves data: 2 % of one core,
-//! and a queue of [`MAX_UNPROVEN`] jobs, of which one address may use a quarter. When the queue is full, a
-//! host is told to try again. Proven hosts go first, up to [`PROVEN_PER_S`] jobs per second, so that an
-//! attack does not keep them from reconnecting.
+//! which have not authenticated from their address before, share a queue of [`MAX_UNPROVEN`] jobs, of which one
+//! address may use a quarter. When the queue is full, a host is told to try again. While the target serves data, this
+//! queue gets 2 % of one core. Jobs of proven hosts have a queue of their own and go first, so that an attack does not
+//! keep these hosts from reconnecting; beyond [`PROVEN_PER_S`] per second, they join the queue of the others.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ pub(super) struct Exponentiations {
 }
 
 struct QueueState {
-    /// Jobs of proven hosts, which go first.
+    /// Jobs of proven hosts within [`PROVEN_PER_S`], which go first.
     proven: VecDeque<Job>,
     /// Other jobs, with the address that asked for each.
     unproven: VecDeque<(Peer, Job)>,
@@ -59,7 +59,7 @@ struct Budget {
     first_left: u32,
     /// Start of that second.
     second: Instant,
-    /// The earliest start of an unproven host's next job while the target serves data.
+    /// The earliest start of the next job of `unproven` while the target serves data.
     next_unproven: Instant,
 }
 
@@ -78,7 +78,7 @@ impl Budget {
         may
     }
 
-    /// Sets the start of the next unproven job, after one that took `lasted`.
+    /// Sets the earliest start of the next job of `unproven`, after one that took `lasted`.
     fn spent(&mut self, lasted: Duration, now: Instant) {
         self.next_unproven = now + lasted * (100 / UNPROVEN_PERCENT - 1);
     }
@@ -140,7 +140,7 @@ impl Exponentiations {
     pub(super) fn run(&self, counters: &Counters, deliver: impl Fn(usize, Computed)) {
         let mut served = counters.reads.load(Ordering::Relaxed);
         let mut served_at = None;
-        while let Some((job, is_proven)) = self.next(|now| {
+        while let Some((job, went_first)) = self.next(|now| {
             let reads = counters.reads.load(Ordering::Relaxed);
             if std::mem::replace(&mut served, reads) != reads {
                 served_at = Some(now);
@@ -151,14 +151,15 @@ impl Exponentiations {
             let Job { poller, connection, work } = job;
             let power = work.compute();
             let now = Instant::now();
-            if !is_proven {
+            if !went_first {
                 self.state.lock().budget.spent(now - began, now);
             }
             deliver(poller, Computed { connection, power });
         }
     }
 
-    /// Waits until a job may start; returns it and whether its host is proven. Returns `None` once stopped.
+    /// Waits until a job may start; returns it, and whether it was one of those that go first. Returns `None` once
+    /// stopped.
     fn next(&self, mut is_serving: impl FnMut(Instant) -> bool) -> Option<(Job, bool)> {
         let mut state = self.state.lock();
         loop {

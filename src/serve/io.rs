@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -76,8 +75,8 @@ pub(super) struct NamespaceQueue {
     /// Bytes of queued and outstanding I/O.
     pub(super) open_bytes: u64,
     /// While several hosts use the poller or the device, commands beyond this many `open_bytes` wait for their turns.
-    pub(super) window: u64,
-    /// True while a command waits because the window is full. Later commands then wait, too.
+    pub(super) open_limit: u64,
+    /// True while a command waits because of `open_limit`. Later commands then wait, too.
     pub(super) is_gated: bool,
 }
 
@@ -97,7 +96,7 @@ impl NamespaceQueue {
             crowded_until: now,
             limits_until: now,
             open_bytes: 0,
-            window: MIN_WINDOW_BYTES,
+            open_limit: MIN_OPEN_LIMIT,
             is_gated: false,
         }
     }
@@ -106,23 +105,6 @@ impl NamespaceQueue {
     pub(super) fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.queue_pair.outstanding() > 0
     }
-}
-
-/// A change that a poller applies and then confirms.
-pub(super) struct Change {
-    pub(super) kind: ChangeKind,
-    /// Receives one message once the change is applied.
-    pub(super) applied: Sender<()>,
-}
-
-/// A change of a poller's namespaces or listeners.
-pub(super) enum ChangeKind {
-    /// Adds a namespace.
-    Add(NamespaceQueue),
-    /// Removes a namespace: its new commands fail, its outstanding ones complete normally.
-    Remove(Nsid),
-    /// Stops accepting connections.
-    StopListening,
 }
 
 /// An I/O command that has been checked.
@@ -176,7 +158,7 @@ impl Kind {
 /// The command and connection that an I/O belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag {
-    /// Index of the connection, at most [`MAX_CONNECTIONS`].
+    /// Index of the connection, below [`MAX_CONNECTIONS`].
     pub(super) connection: usize,
     /// Distinguishes successive connections with the same index; counted modulo 2^28.
     pub(super) generation: u32,
@@ -363,30 +345,31 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
         IoError::Os(libc::EROFS | libc::EPERM | libc::EBADF) if kind != Kind::Read => {
             Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()
         }
-        IoError::Changed(_) => fault,
         IoError::Invalid(_) => Status::INVALID_FIELD.do_not_retry(),
-        IoError::Os(_) | IoError::Excess { .. } => fault,
+        IoError::Os(_) | IoError::Excess { .. } | IoError::Changed(_) => fault,
         // A panic in the device, or an error kind that this crate does not know.
         _ => Status::INTERNAL_ERROR,
     }
 }
 
 impl Backend {
-    /// Follows changes of the limiter's rules, and ends taking turns once one host has been alone for a while. Then
-    /// each namespace starts again with the smallest window, and gets the rate limits of the current rules.
+    /// Follows changes of the limiter's rules, and ends taking turns once one host has been alone for a while. After
+    /// either, each namespace starts again with the smallest `open_limit`, and gets the rate limits of the current
+    /// rules.
     pub(super) fn refresh_shares(&mut self) {
         let ends = self.sharing.unmix(self.now);
         let is_new = self.sharing.follow_rules();
         if ends || is_new {
             for (_, queue) in &mut self.queues {
-                queue.window = MIN_WINDOW_BYTES;
+                queue.open_limit = MIN_OPEN_LIMIT;
                 queue.class = self.sharing.class_of(queue.nsid);
             }
         }
     }
 
-    /// The part of a command that begins in one turn: while hosts take turns, the first piece of a long read; else all.
-    pub(super) fn part_of(&self, request: &Request) -> Request {
+    /// The piece of a command that begins in one turn: while hosts take turns, the first [`PIECE_BYTES`] of a long
+    /// read; otherwise all of it.
+    pub(super) fn piece_of(&self, request: &Request) -> Request {
         let is_cut = self.sharing.is_mixed && request.kind == Kind::Read;
         let most = if is_cut { PIECE_BYTES } else { u32::MAX };
         Request { len_bytes: request.len_bytes.min(most), ..*request }
@@ -413,7 +396,7 @@ impl Backend {
         let open = queue.open_bytes + unsent;
         // Once a command has no room, later ones wait too, so that none overtakes it.
         let end = open + u64::from(request.len_bytes);
-        let has_room = !queue.is_gated && (open == 0 || end <= queue.window);
+        let has_room = !queue.is_gated && (open == 0 || end <= queue.open_limit);
         queue.is_gated |= !has_room;
         if let Some((paces, runner)) = paced.filter(|_| !has_room) {
             let is_write = request.kind != Kind::Read;
@@ -442,7 +425,7 @@ impl Backend {
         }
     }
 
-    /// Notes that no read or write of the host waits for the device or the rate of a namespace.
+    /// Notes that no read, or no write if `is_write`, of the host waits for the device or the rate of a namespace.
     pub(super) fn note_no_wait(&self, host: HostId, queue: usize, is_write: bool) {
         let paces = self.queues.get(queue).and_then(|queue| queue.paces.as_deref());
         if let Some((paces, runner)) = paces.zip(self.sharing.runner(host)) {
@@ -482,23 +465,23 @@ impl Backend {
         }
     }
 
-    /// Widens the windows for which commands wait, since the poller would sleep otherwise: a device with a long delay
-    /// needs more bytes at a time. At its widest, a window grows only if all devices are silent; otherwise the device
-    /// counts as what limits the hosts. Returns whether a window has grown, so that commands may begin.
-    pub(super) fn widen(&mut self) -> bool {
+    /// Doubles the open limits for which commands wait, since the poller would sleep otherwise: a device with a long
+    /// delay needs more bytes at a time. A limit at its highest is doubled only if all devices are silent; otherwise
+    /// the device counts as what limits the hosts. Returns whether a limit has risen, so that commands may begin.
+    pub(super) fn raise_open_limits(&mut self) -> bool {
         let is_silent = self.now.saturating_duration_since(self.last_done) >= SILENCE;
-        let mut is_wider = false;
+        let mut has_risen = false;
         for (_, queue) in &mut self.queues {
-            let widest = if queue.paces.is_some() { WINDOW_BYTES / 2 } else { WINDOW_BYTES };
-            if queue.is_gated && (queue.window < widest || is_silent) {
-                queue.window *= 2;
+            let highest = if queue.paces.is_some() { MAX_OPEN_LIMIT / 2 } else { MAX_OPEN_LIMIT };
+            if queue.is_gated && (queue.open_limit < highest || is_silent) {
+                queue.open_limit *= 2;
                 queue.is_gated = false;
-                is_wider = true;
+                has_risen = true;
             } else if queue.is_gated {
                 queue.limits_until = self.now + SILENCE;
             }
         }
-        is_wider
+        has_risen
     }
 }
 
@@ -517,15 +500,16 @@ pub(super) const MIN_WAITING: usize = 32;
 /// Connection indices are below this.
 pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
 
-/// Mask of a connection index's generation, counted modulo 2^28.
+/// Mask of a connection's generation, which counts modulo 2^28.
 pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
 
-/// The initial window: room for a piece of a long read, and for small commands beside it.
-const MIN_WINDOW_BYTES: u64 = PIECE_BYTES as u64 * 3 / 2;
-/// The widest window of a device that is not silent: enough for a fast drive. Each of several pollers has half of it.
-const WINDOW_BYTES: u64 = 4 << 20;
+/// The initial open limit in bytes: room for a piece of a long read, and for small commands beside it.
+const MIN_OPEN_LIMIT: u64 = PIECE_BYTES as u64 * 3 / 2;
+/// The highest open limit, in bytes, of a device that is not silent: enough for a fast drive. Each of several pollers
+/// has half of it.
+const MAX_OPEN_LIMIT: u64 = 4 << 20;
 
-/// Time without a completion of any device after which windows grow beyond [`WINDOW_BYTES`].
+/// Time without a completion of any device after which open limits rise beyond [`MAX_OPEN_LIMIT`].
 pub(super) const SILENCE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

@@ -112,7 +112,9 @@ pub fn generate_tls_key(hash: Hash) -> Result<ConfiguredPsk> {
 /// Reads the secret in a key file.
 ///
 /// # Errors
-/// `NotFound`: the file does not exist. `Refused`: others may read it. `InvalidArgument`: it holds no key.
+/// `NotFound`: the file does not exist. `Refused`: it belongs to another user than this one or root, others may read
+/// it, or this user may not. `InvalidArgument`: it is not a regular file, is too long, or holds no key. Otherwise
+/// errors of the operating system.
 pub fn read_secret(path: &Path) -> Result<Secret> {
     read_key(path, MAKE_ONE)
 }
@@ -217,6 +219,7 @@ struct HostEntry {
     read_only: bool,
 }
 
+/// One key, or several, of a host.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Texts {
@@ -248,8 +251,8 @@ fn reason(message: &str) -> &str {
     }
 }
 
-/// Reads a file of at most [`MAX_FILE_BYTES`] that only its owner may read. `cannot` is the message if the operating
-/// system refuses.
+/// Reads a file of at most [`MAX_FILE_BYTES`] that belongs to this user or root, and that only its owner may read.
+/// `cannot` is the message if the operating system refuses.
 fn read_private(path: &Path, cannot: &'static str) -> Result<Zeroizing<String>> {
     let about = |error: std::io::Error| Error::of_file(cannot, path, error).hint(READABLE);
     refuse_other_kinds(path, &std::fs::metadata(path).map_err(about)?)?;

@@ -14,17 +14,19 @@
 //! against attackers.
 //!
 //! Invariants:
-//! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.
+//! - Read-only unless the options say otherwise; listens on other addresses than loopback only if the options say which
+//!   hosts may connect.
 //! - No allocation is sized by unchecked input. Before Connect, a connection owns only its state
 //!   and 1,024 bytes of Connect data.
 //! - The memory that hosts can occupy on a poller is bounded, whether or not they read:
 //!   `buffer_bytes` plus 4 MiB for all data, about 10 KiB per connection, about 200 bytes per
 //!   command. A queue never has more commands (unsent responses included) than it has entries.
 //! - One address cannot exhaust a limit. When a limit is reached, the address with the most
-//!   connections or controllers loses one. Everything refused or closed because of a limit is
+//!   connections or controllers loses one to an address with few. Everything refused or closed because of a limit is
 //!   counted, with rate-limited warnings.
 //! - A write reaches the device only after all its data have arrived with correct digests.
-//! - Every wait has a limit: Connect, keep alive, unread responses, stopping.
+//! - Waits for a host have limits: Connect, authentication, unread responses, data of writes, and Keep Alive if the
+//!   host asks for it. Stopping has one, too.
 //!
 //! Hosts share a poller by turns, and may have limits (`sharing.rs`).
 //!
@@ -75,8 +77,8 @@ use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::Device;
 use dlfs_io::tls;
 use dlfs_nvme::nvme::Nqn;
-use io::{Change, ChangeKind, NamespaceQueue};
-use poller::{Mail, Mailbox, Poller};
+use io::NamespaceQueue;
+use poller::{Change, ChangeKind, Mail, Mailbox, Poller};
 use subsystem::Subsystem;
 
 /// A running NVMe/TCP target. Dropping it stops it; if one of its threads dies, the whole target
@@ -109,8 +111,9 @@ impl Target {
     /// Listens, starts the target's threads, and serves `devices` as namespaces 1, 2, ...
     ///
     /// # Errors
-    /// `InvalidArgument`: no device, or a non-loopback address without allowed hosts. `Busy`: the
-    /// port is in use. Otherwise the device's error when it cannot create a queue pair.
+    /// `InvalidArgument`: no device, a non-loopback address without allowed hosts, or options or a device that cannot
+    /// be served. `Unsupported`: the options require TLS, and OpenSSL is missing. The errors of [`listen`]. Otherwise
+    /// the device's error when it cannot create a queue pair, or the operating system's.
     pub fn bind(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Result<Target> {
         if devices.is_empty() {
             return Err(invalid("a target needs at least one namespace"));
@@ -194,7 +197,7 @@ impl Target {
     /// Connect and reauthentication needs the new keys.
     ///
     /// # Errors
-    /// On an error nothing has changed. `Unsupported`: a host needs TLS, which this build lacks.
+    /// On an error nothing has changed. `Unsupported`: a host needs TLS, and OpenSSL is missing.
     /// `InvalidArgument`: a host's namespace does not exist. Otherwise the operating system cannot start
     /// the thread that computes exponentiations.
     pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
@@ -239,8 +242,8 @@ impl Target {
     ///
     /// # Errors
     /// `InvalidArgument`: the NSID is in use, the namespace cannot be served, or its largest transfer is
-    /// below the MDTS that hosts were told. Otherwise the device's error when it cannot create a queue
-    /// pair.
+    /// below the MDTS that hosts were told. `TimedOut`, `Internal`: as for [`Target::add_prepared`]. Otherwise the
+    /// device's error when it cannot create a queue pair.
     pub fn add_namespace(&mut self, served: ServedNamespace) -> Result<()> {
         self.refuse_taken(served.nsid)?;
         let prepared = self.prepare_namespace(served)?;
@@ -272,7 +275,8 @@ impl Target {
     /// Adds a prepared namespace. Connected hosts that have access to it get an asynchronous event.
     ///
     /// # Errors
-    /// `InvalidArgument`: the NSID is in use. `TimedOut`: a thread of the target does not answer.
+    /// `InvalidArgument`: the NSID is in use. `TimedOut`: a thread of the target does not answer. `Internal`: a thread
+    /// is dead.
     pub fn add_prepared(&mut self, prepared: PreparedNamespace) -> Result<()> {
         let PreparedNamespace { served, queue_pairs } = prepared;
         let nsid = served.nsid;
@@ -292,11 +296,11 @@ impl Target {
         Err(invalid(format!("{} has a namespace {} already", self.nqn(), nsid.0)).nsid(nsid))
     }
 
-    /// Removes a namespace. Connected hosts get an asynchronous event. New commands to the namespace fail
-    /// with *Invalid Namespace or Format*; outstanding commands complete normally.
+    /// Removes a namespace. Connected hosts that have access to it get an asynchronous event. New commands to the
+    /// namespace, and those that wait to begin, fail with *Invalid Namespace or Format*; others complete normally.
     ///
     /// # Errors
-    /// `NotFound`: there is no such namespace.
+    /// `NotFound`: there is no such namespace. `TimedOut`, `Internal`: as for [`Target::add_prepared`].
     pub fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
         let removed = self.subsystem.namespaces.write().remove(&nsid);
         if removed.is_none() {
@@ -409,7 +413,7 @@ impl Target {
         Ok(())
     }
 
-    /// The address on which the target listens.
+    /// The address of the target's first listener.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }

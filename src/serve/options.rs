@@ -65,7 +65,8 @@ pub struct TargetOptions {
     /// Maximum controllers per address: an IPv4 address, or the /64 of an IPv6 address. Hosts behind one
     /// NAT router share an address.
     pub max_controllers_per_address: u16,
-    /// Maximum discovery controllers. At the limit, the one that has been silent longest is evicted.
+    /// Maximum discovery controllers. At the limit, the one that has been silent longest is evicted: of those silent
+    /// for a second, and of the address with the most.
     pub max_discovery_controllers: u16,
     /// Maximum discovery controllers per address.
     pub max_discovery_controllers_per_address: u16,
@@ -78,7 +79,8 @@ pub struct TargetOptions {
     /// longer KATO or none stays while there is room; at the limit of controllers, it is evicted once it
     /// has been silent for twice this time. It caps the KATO of discovery controllers.
     pub max_keep_alive: Duration,
-    /// Time limit from accepting a connection to its successful Connect.
+    /// Time limit from accepting a connection to its successful Connect and, if the host must authenticate, to its
+    /// authentication.
     pub connect_timeout: Duration,
     /// Time limit for a host to read 64 KiB of responses, or to send 64 KiB of a write's data or of a PDU
     /// that it has begun. While other hosts wait for memory, the limit is one second.
@@ -101,7 +103,7 @@ pub struct TargetOptions {
     pub ana: Option<AnaState>,
     /// Limits and weights of hosts and namespaces, which may change at any time. Several targets may share it.
     pub limiter: Limiter,
-    /// Receives an event for each host that connects, is refused or leaves.
+    /// Receives an event for each host that connects, is refused or leaves, and others of [`super::AccessKind`].
     pub access_log: Option<Arc<dyn AccessLog>>,
 }
 
@@ -114,7 +116,8 @@ pub struct HostKeys {
     /// The subsystem's secret. Without it, a host that asks the target to authenticate is refused.
     pub ctrl_secret: Option<Secret>,
     /// Requires secure channel concatenation: the host's authentication generates a TLS PSK, and the host
-    /// then connects inside TLS with that PSK. If false, concatenation is optional, where OpenSSL is.
+    /// then connects inside TLS with that PSK. If false, concatenation is optional where OpenSSL is, unless
+    /// [`TargetOptions::require_tls`].
     pub must_concat: bool,
     /// The host's TLS PSKs. If there are any, the host must connect inside TLS. Any one is accepted, but a
     /// version 0 identity always means the first PSK with its hash.

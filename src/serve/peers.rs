@@ -64,7 +64,7 @@ impl PeerLimits {
         }
     }
 
-    /// The number of `peer`.
+    /// The number of connections or controllers that `peer` has.
     fn of(&self, peer: Peer) -> usize {
         self.by_peer.get(&peer).copied().unwrap_or(0)
     }

@@ -24,11 +24,12 @@ use super::access_log::{WarningKind, Who};
 use super::connection::{Closed, HostConnection, Scratch};
 use super::exponentiations::Computed;
 use super::hosts::{Hosts, MemoryRequest};
-use super::io::{Backend, Change, NamespaceQueue, RESERVE_BYTES, SILENCE, Tag};
+use super::io::{Backend, NamespaceQueue, RESERVE_BYTES, SILENCE, Tag};
 use super::peers::{Peer, PeerLimits};
 use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
+pub(super) use changes::{Change, ChangeKind};
 use dlfs_base::buf::{HugePages, Pool, PoolOptions};
 use dlfs_base::error::{Error, Result};
 use dlfs_io::qpair::group::Spinning;
@@ -190,9 +191,10 @@ impl Poller {
                 continue;
             }
             let spins = self.spinning.spin(now);
-            // With a poller that never sleeps, the windows of devices widen when another poller would sleep.
-            let is_wider = (!spins || self.spinning.is_spent()) && self.backend.widen();
-            if !spins && !is_wider {
+            // A poller that never sleeps raises the open limits of devices when another poller would sleep.
+            let has_risen =
+                (!spins || self.spinning.is_spent()) && self.backend.raise_open_limits();
+            if !spins && !has_risen {
                 self.sleep();
                 self.spinning.slept(now.elapsed());
             }
@@ -531,7 +533,8 @@ impl Poller {
             Counters::add(&counters.dropped, 1);
         }
         if connection.queue.is_some() {
-            // Other pollers may serve I/O queues of the controller that has just ended: all pollers check.
+            // Pollers may serve I/O queues of the controller that has just ended. This one checks at once; the others
+            // are woken, and check with their next time limits.
             self.next_tick = Instant::now();
             for (number, mailbox) in self.mailboxes.iter().enumerate() {
                 if number != self.number {

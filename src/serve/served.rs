@@ -1,7 +1,7 @@
 //! The namespaces that a target serves.
 //!
 //! They can be added and removed while the target serves. Identify reads the table [`Namespaces`]. I/O commands do not,
-//! so they take no lock: each poller has queues of its own for them, which `poller/changes.rs` adds and removes.
+//! so they take no lock: each poller has queue pairs of its own for them, which `poller/changes.rs` adds and removes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -79,6 +79,6 @@ pub(super) fn check_one(served: &ServedNamespace) -> Result<()> {
     Ok(())
 }
 
-/// The highest NSID of a subsystem, and its maximum number of namespaces: each poller's table has this many
+/// The highest NSID of a subsystem, and its maximum number of namespaces: each poller's table may have this many
 /// entries.
 pub const MAX_NSID: u32 = 1 << 16;

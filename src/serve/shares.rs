@@ -23,14 +23,14 @@ pub(super) struct Flow {
     pub(super) host: usize,
     /// The namespace of the connection's next command.
     pub(super) namespace: usize,
-    /// Twice the index of the connection, plus its lane: see [`Flow::connection_of`].
+    /// Twice the index of the connection, plus the number of its waiting line, 0 or 1: see [`Flow::connection_of`].
     pub(super) connection: usize,
 }
 
 impl Flow {
-    /// The number in flows of a lane of the connection at `index`.
-    pub(super) fn connection_of(index: usize, lane: usize) -> usize {
-        2 * index + lane
+    /// The number in flows of waiting line `line` of the connection at `index`.
+    pub(super) fn connection_of(index: usize, line: usize) -> usize {
+        2 * index + line
     }
 
     /// The index of the connection.
@@ -38,8 +38,8 @@ impl Flow {
         self.connection / 2
     }
 
-    /// The lane of the connection.
-    pub(super) fn lane(self) -> usize {
+    /// The waiting line of the connection.
+    pub(super) fn line(self) -> usize {
         self.connection % 2
     }
 }
@@ -63,22 +63,22 @@ pub(super) enum Blocked {
 /// The waiting connections, in the order of their turns.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    hosts: Queue,
+    hosts: Siblings,
     /// All hosts by index, whether they wait or not.
     by_host: Vec<Host>,
     /// The finish tag of each connection's last turn.
-    connections: Vec<Tag>,
+    connections: Vec<VirtualTime>,
     /// Turns postponed until the end of the round.
     postponed: Vec<Turn>,
 }
 
 /// Virtual time: cost divided by weight.
-type Tag = u128;
+type VirtualTime = u128;
 
 /// Start tag, then arrival number: ties are served in order of arrival.
-type Priority = (Tag, u64);
+type Priority = (VirtualTime, u64);
 
-/// The priorities of a flow in the queues of the three levels.
+/// The priorities of a flow among its siblings at the three levels.
 #[derive(Debug, Clone, Copy)]
 struct Priorities {
     host: Priority,
@@ -98,17 +98,17 @@ struct Host {
 #[derive(Debug, Default)]
 struct Node {
     /// The finish tag of its last turn.
-    finish: Tag,
-    /// True while it is in the queue of its siblings.
+    finish: VirtualTime,
+    /// True while it waits among its siblings.
     is_queued: bool,
-    children: Queue,
+    children: Siblings,
 }
 
 /// Siblings that wait, by priority.
 #[derive(Debug, Default)]
-struct Queue {
+struct Siblings {
     /// The highest start tag served.
-    virtual_time: Tag,
+    virtual_time: VirtualTime,
     /// Priority and index of each sibling.
     heap: BinaryHeap<Reverse<(Priority, usize)>>,
     /// Arrivals so far, which number the next one.
@@ -121,7 +121,7 @@ impl Default for Host {
     }
 }
 
-impl Queue {
+impl Siblings {
     fn push(&mut self, priority: Priority, key: usize) {
         self.heap.push(Reverse((priority, key)));
     }
@@ -131,13 +131,13 @@ impl Queue {
     }
 
     /// The priority of a sibling that arrives now, with this start tag.
-    fn arrive(&mut self, start: Tag) -> Priority {
+    fn arrive(&mut self, start: VirtualTime) -> Priority {
         self.num_arrivals += 1;
         (start, self.num_arrivals)
     }
 
     /// The priority of a sibling that begins to wait; `finish` is the finish tag of its last turn.
-    fn start(&mut self, finish: Tag) -> Priority {
+    fn start(&mut self, finish: VirtualTime) -> Priority {
         self.arrive(self.virtual_time.max(finish))
     }
 
@@ -258,12 +258,12 @@ impl Turns {
         let Priorities { host: (host, _), namespace: (namespace, _), connection: (connection, _) } =
             priorities;
         let Host { weight, node, namespaces } = &mut self.by_host[flow.host];
-        let cost = Tag::from(cost);
+        let cost = VirtualTime::from(cost);
         let namespace_node = &mut namespaces[flow.namespace];
         self.hosts.virtual_time = self.hosts.virtual_time.max(host);
         node.children.virtual_time = node.children.virtual_time.max(namespace);
         namespace_node.children.virtual_time = namespace_node.children.virtual_time.max(connection);
-        node.finish = host + cost * SCALE / Tag::from(*weight);
+        node.finish = host + cost * SCALE / VirtualTime::from(*weight);
         namespace_node.finish = namespace + cost;
         self.connections[flow.connection] = connection + cost;
     }
@@ -305,7 +305,7 @@ fn at<T: Default>(table: &mut Vec<T>, index: usize) -> &mut T {
 pub(super) const DEFAULT_WEIGHT: u32 = 100;
 
 /// Scale of tags, so that the cost of one byte divided by the highest weight is still above 0.
-const SCALE: Tag = 1 << 20;
+const SCALE: VirtualTime = 1 << 20;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 //! While one host uses a poller and nothing is limited, every command begins at once: it costs a few
 //! comparisons, and no lock or memory of other pollers. Once two hosts have had commands within a second,
 //! they take turns at two places, since either may be what limits the target. Commands begin in turns while
-//! few bytes are at the namespace's device (`NamespaceQueue::window`): those beyond would wait there in the
+//! few bytes are at the namespace's device (`NamespaceQueue::open_limit`): those beyond would wait there in the
 //! order of their arrival, behind all of a greedy host. Long reads begin in pieces of at most [`PIECE_BYTES`], and
 //! responses are sent in turns of at most [`SLICE_BYTES`], so that the poller looks at other hosts in between.
 //!
@@ -134,9 +134,9 @@ impl Sharing {
 
     /// Removes a connection that closes.
     pub(super) fn forget(&mut self, index: usize, host: Option<HostId>) {
-        let lanes = [0, 1].map(|lane| Flow::connection_of(index, lane));
+        let lines = [0, 1].map(|line| Flow::connection_of(index, line));
         for turns in [&mut self.starts, &mut self.sends] {
-            turns.leave(|connection| lanes.contains(&connection));
+            turns.leave(|connection| lines.contains(&connection));
         }
         if let Some(share) = host.and_then(|host| self.hosts[host.0].as_mut()) {
             share.throttled_since = None;

@@ -131,8 +131,8 @@ pub(super) type Counters = TargetStats<AtomicU64>;
 
 /// One poller's counts since it last published them.
 ///
-/// All pollers share the counters, so each first counts by itself: it touches a shared cache line twice per
-/// poll iteration, not per command.
+/// All pollers share the counters, so each first counts by itself: it touches shared cache lines per poll iteration,
+/// not per command.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) reads: u64,

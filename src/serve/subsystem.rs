@@ -57,7 +57,7 @@ pub(super) struct Subsystem {
     start: Instant,
     /// Start of draining: since then no host may connect, and connected hosts are sent away.
     draining_since: OnceLock<Instant>,
-    /// Locked by Connect, by disconnections, and to report events; never by I/O commands.
+    /// Locked by Connect, by disconnections, for statistics, and to note events; never by I/O commands.
     controllers: Mutex<Controllers>,
 }
 
@@ -295,7 +295,7 @@ impl Subsystem {
         self.options.hold && self.replacements.load(Ordering::Acquire) == 0
     }
 
-    /// Returns whether any host has a TLS PSK.
+    /// Returns whether any host has a TLS PSK, configured or generated.
     pub(super) fn offers_tls(&self) -> bool {
         let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
         has_keys || !self.generated.is_empty(Instant::now())

@@ -151,7 +151,7 @@ impl HostConnection {
     }
 
     /// Executes an admin command and sends its response. `buf` takes the response's data: it has `room` bytes, or is
-    /// empty if the command transfers no data to the host.
+    /// empty if the command transfers no data to the host, or more than any response has.
     pub(super) fn answer(
         &mut self,
         id: CommandId,

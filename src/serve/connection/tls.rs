@@ -120,7 +120,7 @@ impl HostConnection {
         scratch: &mut Scratch,
     ) -> Result<(), Closed> {
         if self.terminated.is_some() {
-            return Ok(()); // discarded after a protocol error
+            return Ok(()); // discarded after a protocol error or a failed authentication
         }
         if let Transport::Tls(secured) = &mut self.transport {
             secured.session.give(std::mem::take(&mut scratch.sealed), len);
@@ -275,9 +275,9 @@ fn flush(stream: &TcpStream, session: &mut Session) -> Result<bool, Closed> {
 }
 
 impl Keys for Subsystem {
-    /// The PSK with this identity, which must name this subsystem or the discovery service. A version 1 identity
-    /// determines the PSK and its derivation. A version 0 identity names only a hash: the host's first PSK with that
-    /// hash is taken, and derived as the options say.
+    /// The PSK with this identity, which must name this subsystem or the discovery service. A generated PSK is found
+    /// while it is valid. Of configured PSKs, a version 1 identity determines the PSK and its derivation. A version 0
+    /// identity names only a hash: the host's first PSK with that hash is taken, and derived as the options say.
     fn find(&self, identity: &str) -> Option<TlsPsk> {
         let parts = IdentityParts::parse(identity)?;
         let is_ours = parts.subnqn == self.options.nqn || parts.subnqn.as_str() == Nqn::DISCOVERY;

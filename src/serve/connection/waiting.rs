@@ -1,8 +1,9 @@
 //! Commands of a connection that wait to begin: for memory, for the rate limits, or for their turn beside other hosts.
 //!
 //! A command that arrives begins at once if nothing is in its way and none waits before it
-//! ([`HostConnection::start_or_wait`]). Otherwise it waits in a lane of [`Waiting`] until the poller gives the lane a
-//! turn ([`HostConnection::start_first`]), or until it fails: its wait was too long, or its namespace was removed.
+//! ([`HostConnection::start_or_wait`]). Otherwise it waits in a line of [`Waiting`] until the poller gives the line a
+//! turn ([`HostConnection::start_first`]), or until it fails: it is a read that has waited too long, or its namespace
+//! was removed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,13 +19,13 @@ use dlfs_nvme::nvme::Status;
 
 /// Checked commands that wait to begin.
 ///
-/// A connection has two lanes: lane 0 for reads, flushes and admin commands, lane 1 for writes. So a rate limit on
-/// one kind does not delay the other. Within a lane, commands that have begun go first, then the others in order of
+/// A connection has two lines: line 0 for reads, flushes and admin commands, line 1 for writes. So a rate limit on
+/// one kind does not delay the other. Within a line, commands that have begun go first, then the others in order of
 /// arrival.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    lanes: [VecDeque<(CommandId, Need)>; 2],
-    /// For each lane, true while the poller's turns list it.
+    lines: [VecDeque<(CommandId, Need)>; 2],
+    /// For each line, true while the poller's turns list it.
     pub(super) is_listed: [bool; 2],
 }
 
@@ -59,7 +60,7 @@ impl Need {
         }
     }
 
-    fn lane(&self) -> usize {
+    fn line(&self) -> usize {
         let kind = self.request().map(|request| request.kind);
         usize::from(matches!(kind, Some(Kind::Write | Kind::DurableWrite)))
     }
@@ -82,28 +83,28 @@ impl Need {
 
 impl Waiting {
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.iter().all(VecDeque::is_empty)
+        self.lines.iter().all(VecDeque::is_empty)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.lanes.iter().map(VecDeque::len).sum()
+        self.lines.iter().map(VecDeque::len).sum()
     }
 
-    /// The position of one more command in its lane. Commands that have begun (rests of long reads, and writes whose
-    /// data hold memory) go before those that have not: otherwise each would wait for the whole lane again.
-    fn place(&self, need: &Need) -> usize {
-        let lane = &self.lanes[need.lane()];
-        let charged = lane.iter().take_while(|(_, need)| need.is_charged());
-        if need.is_charged() { charged.count() } else { lane.len() }
+    /// The position of one more command in its line. Commands that have begun (rests of long reads, and writes whose
+    /// data hold memory) go before those that have not: otherwise each would wait for the whole line again.
+    fn position(&self, need: &Need) -> usize {
+        let line = &self.lines[need.line()];
+        let charged = line.iter().take_while(|(_, need)| need.is_charged());
+        if need.is_charged() { charged.count() } else { line.len() }
     }
 
     /// Removes and returns the commands that `which` selects.
     fn extract(&mut self, which: impl Fn(&Need) -> bool) -> Vec<(CommandId, Need)> {
         let mut extracted = Vec::new();
-        for lane in &mut self.lanes {
-            let all = std::mem::take(lane).into_iter();
+        for line in &mut self.lines {
+            let all = std::mem::take(line).into_iter();
             let (those, others): (Vec<_>, Vec<_>) = all.partition(|(_, need)| which(need));
-            *lane = others.into();
+            *line = others.into();
             extracted.extend(those);
         }
         extracted
@@ -111,7 +112,7 @@ impl Waiting {
 
     /// Frees memory left behind by a burst of commands.
     pub(super) fn shrink(&mut self) {
-        self.lanes.iter_mut().filter(|lane| lane.is_empty()).for_each(VecDeque::shrink_to_fit);
+        self.lines.iter_mut().filter(|line| line.is_empty()).for_each(VecDeque::shrink_to_fit);
     }
 }
 
@@ -121,9 +122,10 @@ impl HostConnection {
         !self.waiting.is_empty()
     }
 
+    /// Forgets the waiting commands, which get no response.
     pub(super) fn forget_waiting(&mut self, backend: &mut Backend) {
         backend.num_waiting -= self.waiting.len();
-        self.waiting.lanes = Default::default();
+        self.waiting.lines = Default::default();
         self.waiting_since = None;
     }
 
@@ -131,12 +133,12 @@ impl HostConnection {
         self.host.map(|(host, _)| host)
     }
 
-    /// A lane of the connection as a flow of the poller's turns. In flows, hosts count from 1; all connections without
-    /// a Connect are host 0. Namespaces and connections have two numbers each, one for each lane.
-    fn flow(&self, lane: usize, namespace: usize) -> Flow {
+    /// A line of the connection as a flow of the poller's turns. In flows, hosts count from 1; all connections without
+    /// a Connect are host 0. Namespaces and connections have two numbers each, one for each line.
+    fn flow(&self, line: usize, namespace: usize) -> Flow {
         let host = self.host_id().map_or(0, |host| host.0 + 1);
-        let connection = Flow::connection_of(self.index, lane);
-        Flow { host, namespace: 2 * namespace + lane, connection }
+        let connection = Flow::connection_of(self.index, line);
+        Flow { host, namespace: 2 * namespace + line, connection }
     }
 
     /// The connection as a flow of the turns for sending.
@@ -144,20 +146,20 @@ impl HostConnection {
         self.flow(0, self.namespace)
     }
 
-    /// The namespace of the lane's first command, as flows number it; `None`: the lane is empty.
-    pub(in super::super) fn next_namespace(&self, lane: usize) -> Option<usize> {
-        let (_, need) = self.waiting.lanes[lane].front()?;
+    /// The namespace of the line's first command, as flows number it; `None`: the line is empty.
+    pub(in super::super) fn next_namespace(&self, line: usize) -> Option<usize> {
+        let (_, need) = self.waiting.lines[line].front()?;
         let namespace = need.request().map_or(self.namespace, |request| request.queue);
-        Some(2 * namespace + lane)
+        Some(2 * namespace + line)
     }
 
-    /// Enters lanes into the poller's turns that have commands and are not listed yet.
+    /// Enters those lines into the poller's turns that have commands and are not listed yet.
     pub(in super::super) fn list_waiting(&mut self, starts: &mut Turns) {
-        for lane in 0..self.waiting.lanes.len() {
-            if let Some(namespace) = self.next_namespace(lane)
-                && !std::mem::replace(&mut self.waiting.is_listed[lane], true)
+        for line in 0..self.waiting.lines.len() {
+            if let Some(namespace) = self.next_namespace(line)
+                && !std::mem::replace(&mut self.waiting.is_listed[line], true)
             {
-                starts.enter(Flow { namespace, ..self.flow(lane, 0) });
+                starts.enter(Flow { namespace, ..self.flow(line, 0) });
             }
         }
     }
@@ -170,7 +172,7 @@ impl HostConnection {
         limit: Duration,
     ) -> Option<MemoryRequest> {
         let long = |since| has_passed(backend.now, since, limit);
-        let first = self.waiting.lanes.iter().filter_map(VecDeque::front);
+        let first = self.waiting.lines.iter().filter_map(VecDeque::front);
         let len = first.map(|(_, need)| need.len_bytes()).max().unwrap_or(0);
         let is_long = self.waiting_since.is_some_and(long)
             && !self.is_stalled(backend.now, limit)
@@ -186,16 +188,16 @@ impl HostConnection {
 
     /// Begins a command that has arrived, or lets it wait.
     pub(super) fn start_or_wait(&mut self, id: CommandId, need: Need, backend: &mut Backend) {
-        let lane = need.lane();
-        let place = self.waiting.place(&need);
+        let line = need.line();
+        let position = self.waiting.position(&need);
         let mut waits = Some(need);
-        if place == 0
+        if position == 0
             && let Some(need) = waits.take()
         {
             let request = need.request().copied();
             match (self.begin(id, need, backend), request) {
                 (Ok(cost), Some(request)) if backend.sharing.is_mixed => {
-                    let flow = self.flow(lane, request.queue);
+                    let flow = self.flow(line, request.queue);
                     backend.sharing.starts.charge(flow, cost);
                 }
                 (Ok(_), _) => {}
@@ -207,34 +209,34 @@ impl HostConnection {
         }
     }
 
-    /// Queues a command in its lane.
+    /// Queues a command in its line.
     pub(super) fn wait(&mut self, id: CommandId, need: Need, backend: &mut Backend) {
-        let place = self.waiting.place(&need);
-        self.waiting.lanes[need.lane()].insert(place, (id, need));
+        let position = self.waiting.position(&need);
+        self.waiting.lines[need.line()].insert(position, (id, need));
         backend.num_waiting += 1;
         self.waiting_since.get_or_insert(backend.now);
     }
 
-    /// Begins the first command of a lane, whose turn it is; returns the cost of the turn. `None`: the lane is empty.
+    /// Begins the first command of a line, whose turn it is; returns the cost of the turn. `None`: the line is empty.
     /// `Err`: the command cannot begin now, and neither can the [`Blocked`] flows.
     pub(in super::super) fn start_first(
         &mut self,
-        lane: usize,
+        line: usize,
         backend: &mut Backend,
     ) -> Option<Result<u64, Blocked>> {
-        let Some((id, need)) = self.waiting.lanes[lane].pop_front() else {
-            self.waiting.is_listed[lane] = false;
+        let Some((id, need)) = self.waiting.lines[line].pop_front() else {
+            self.waiting.is_listed[line] = false;
             return None;
         };
         Some(match self.begin(id, need, backend) {
             Ok(cost) => {
                 backend.num_waiting -= 1;
                 self.waiting_since = (self.has_waiting() || self.is_paused).then_some(backend.now);
-                self.waiting.is_listed[lane] = !self.waiting.lanes[lane].is_empty();
+                self.waiting.is_listed[line] = !self.waiting.lines[line].is_empty();
                 Ok(cost)
             }
             Err((need, blocked)) => {
-                self.waiting.lanes[lane].push_front((id, need));
+                self.waiting.lines[line].push_front((id, need));
                 Err(blocked)
             }
         })
@@ -249,7 +251,7 @@ impl HostConnection {
         backend: &mut Backend,
     ) -> Result<u64, (Need, Blocked)> {
         let uncharged = self.host_id().zip(need.uncharged());
-        let part = need.request().map(|request| backend.part_of(request));
+        let piece = need.request().map(|request| backend.piece_of(request));
         let uses_device = match &need {
             Need::Io(request) => request.kind == Kind::Read,
             Need::Written { .. } => true,
@@ -259,27 +261,27 @@ impl HostConnection {
         let host = self.host_id().filter(|_| is_paced);
         let may_begin = uncharged
             .is_none_or(|(host, request)| backend.is_within_limits(host, &request))
-            && part
+            && piece
                 .filter(|_| uses_device)
-                .is_none_or(|part| backend.has_room_at_device(&part, host));
+                .is_none_or(|piece| backend.has_room_at_device(&piece, host));
         if !may_begin {
             self.waiting_since = Some(backend.now); // the command does not wait for memory
             return Err((need, Blocked::Namespace));
         }
-        if let Some(part) = part {
-            self.namespace = part.queue;
+        if let Some(piece) = piece {
+            self.namespace = piece.queue;
         }
         if let Err(waits) = self.start(id, need, backend) {
             // The command waits for memory alone.
-            if let Some((host, part)) = host.zip(part) {
-                backend.note_no_wait(host, part.queue, part.kind != Kind::Read);
+            if let Some((host, piece)) = host.zip(piece) {
+                backend.note_no_wait(host, piece.queue, piece.kind != Kind::Read);
             }
             return Err(waits);
         }
         if let Some((host, request)) = uncharged {
             backend.charge(host, &request);
         }
-        Ok(cost_of(part.map_or(0, |part| part.len_bytes as usize)))
+        Ok(cost_of(piece.map_or(0, |piece| piece.len_bytes as usize)))
     }
 
     /// Starts the data transfer of a read, a piece of one, a write (R2T) or an admin command; submits a flush, or a
@@ -290,8 +292,8 @@ impl HostConnection {
         need: Need,
         backend: &mut Backend,
     ) -> Result<(), (Need, Blocked)> {
-        let part = need.request().map(|request| backend.part_of(request));
-        let len = part.map_or_else(|| need.len_bytes(), |part| part.len_bytes as usize);
+        let piece = need.request().map(|request| backend.piece_of(request));
+        let len = piece.map_or_else(|| need.len_bytes(), |piece| piece.len_bytes as usize);
         match need {
             Need::Io(request) if request.kind == Kind::Flush => {
                 backend.push(&request, IoBuf::empty(), self.tag(id, Kind::Flush));
@@ -305,7 +307,7 @@ impl HostConnection {
                 return Err((need, Blocked::Connection));
             }
             Need::Io(request) if request.kind == Kind::Read && !request.forces_unit_access => {
-                if let Some(bytes) = backend.borrow(&backend.part_of(&request)) {
+                if let Some(bytes) = backend.borrow(&backend.piece_of(&request)) {
                     self.send_read(id, request.queue, bytes, backend);
                     return Ok(());
                 }

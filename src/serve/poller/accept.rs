@@ -154,20 +154,16 @@ impl Poller {
         if self.close_unconnected(whose) {
             return true;
         }
-        match (limit, peer_with_most) {
-            (Limit::Peer, _) => false,
-            (Limit::All, Some(peer_with_most)) => {
-                let those = self.connections.iter().filter(|(_, c)| c.is_from(peer_with_most));
-                let longest = those.min_by_key(|(_, c)| c.last_received).map(|(index, _)| index);
-                longest.is_some_and(|index| {
-                    self.evict(index, "closed in favour of a connection from another address")
-                })
-            }
-            (Limit::All, None) => self.close_unconnected(None),
-        }
+        let Some(most) = peer_with_most.filter(|_| limit == Limit::All) else { return false };
+        let those = self.connections.iter().filter(|(_, c)| c.is_from(most));
+        let longest = those.min_by_key(|(_, c)| c.last_received).map(|(index, _)| index);
+        longest.is_some_and(|index| {
+            self.evict(index, "closed in favour of a connection from another address")
+        })
     }
 
-    /// Closes the oldest connection without a queue; if `peer` is given, the oldest of that peer.
+    /// Closes the oldest connection without a queue; if `peer` is given, the oldest of that peer. Returns whether there
+    /// was one.
     fn close_unconnected(&mut self, peer: Option<Peer>) -> bool {
         self.prune_unconnected();
         let oldest = self.unconnected.iter().copied().find(|&(index, generation)| {
@@ -220,7 +216,8 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Sets up an accepted socket: non-blocking, no Nagle delay, keepalive to detect a dead peer.
+/// Sets up an accepted socket: non-blocking, no Nagle delay, keepalive and a limit for unacknowledged data to detect a
+/// dead peer.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;

@@ -1,10 +1,29 @@
 //! Changes to a running poller that other threads ask for: namespaces, listeners, events of controllers.
 
+use std::sync::mpsc::Sender;
+
 use rustix::event::epoll;
 
 use super::Poller;
-use crate::io::{Change, ChangeKind};
+use crate::io::NamespaceQueue;
 use dlfs_base::units::Nsid;
+
+/// A change that a poller applies and then confirms.
+pub(crate) struct Change {
+    pub(crate) kind: ChangeKind,
+    /// Receives one message once the change is applied.
+    pub(crate) applied: Sender<()>,
+}
+
+/// A change of a poller's namespaces or listeners.
+pub(crate) enum ChangeKind {
+    /// Adds a namespace.
+    Add(NamespaceQueue),
+    /// Removes a namespace: its new and its waiting commands fail, the others complete normally.
+    Remove(Nsid),
+    /// Stops accepting connections.
+    StopListening,
+}
 
 impl Poller {
     /// Applies a change and confirms it.
@@ -30,7 +49,7 @@ impl Poller {
         }
     }
 
-    /// Removes a namespace: its new commands fail, and so do its commands that wait for memory.
+    /// Removes a namespace: its new commands fail, and so do those that wait to begin.
     fn remove(&mut self, nsid: Nsid) {
         let Some(number) = self.backend.remove_queue(nsid) else { return };
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();

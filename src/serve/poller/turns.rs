@@ -1,7 +1,7 @@
 //! The order in which a poller serves its connections: waiting commands begin, and responses are sent, in turns.
 //!
-//! Turns and flows: `shares.rs`, which decides their order. Lanes, the two lists of waiting commands of a connection:
-//! `connection/waiting.rs`.
+//! `shares.rs` decides the order of turns, which flows wait for. A flow is one of the two lines of waiting commands of
+//! a connection (`connection/waiting.rs`), or a connection with bytes to send.
 
 use super::{Poller, watch};
 use crate::sharing::{SLICE_BYTES, cost_of};
@@ -22,16 +22,16 @@ impl Poller {
         while let Some(turn) = starts.next() {
             let flow = turn.flow;
             let index = flow.connection_index();
-            let lane = flow.lane();
+            let line = flow.line();
             let connection = &mut self.connections[index];
-            match connection.start_first(lane, &mut self.backend) {
-                None => starts.served(turn, 0, None), // the lane's commands have failed meanwhile
+            match connection.start_first(line, &mut self.backend) {
+                None => starts.served(turn, 0, None), // the line's commands have failed meanwhile
                 Some(Err(blocked)) => {
                     starts.postpone(turn, blocked);
                     continue;
                 }
                 Some(Ok(cost)) => {
-                    starts.served(turn, cost, connection.next_namespace(lane));
+                    starts.served(turn, cost, connection.next_namespace(line));
                     num_started += 1;
                     self.mark_dirty(index);
                 }

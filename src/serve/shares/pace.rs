@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::limits::TICKS_PER_SECOND;
-use super::{SCALE, Tag};
+use super::{SCALE, VirtualTime};
 
 /// The paces at a namespace: of reads and of writes at their rates, and of both at its device. A group has no device.
 #[derive(Debug, Default)]
@@ -50,19 +50,19 @@ pub(in super::super) struct Runner {
 struct Hosts {
     by_host: BTreeMap<usize, Progress>,
     /// The waiting hosts, by what they have had.
-    waiting: BTreeSet<(Tag, usize)>,
+    waiting: BTreeSet<(VirtualTime, usize)>,
     /// The least that a waiting host has had: where hosts start.
-    floor: Tag,
+    floor: VirtualTime,
     /// The most that a host may be ahead of the floor and begin another command.
-    lead: Tag,
+    lead: VirtualTime,
     /// A floor of the past and its time, from which the lead is computed.
-    measured: (Tag, u64),
+    measured: (VirtualTime, u64),
 }
 
 #[derive(Debug, Default)]
 struct Progress {
     /// The cost of the host's commands, divided by its weight.
-    had: Tag,
+    had: VirtualTime,
     /// The pollers on which it waits, a bit each.
     pollers: u64,
     /// Time of the last note that it waits.
@@ -178,7 +178,7 @@ impl Hosts {
     fn charge(&mut self, runner: Runner, cost: u64) {
         let progress = self.progress(runner.host);
         let before = progress.had;
-        progress.had += Tag::from(cost) * SCALE / Tag::from(runner.weight.max(1));
+        progress.had += VirtualTime::from(cost) * SCALE / VirtualTime::from(runner.weight.max(1));
         let entry = (progress.had, runner.host);
         if self.waiting.remove(&(before, runner.host)) {
             self.waiting.insert(entry);
@@ -201,7 +201,7 @@ impl Hosts {
 
     /// Raises the floor to the waiting host that has had the least, and measures the lead; returns the floor. Hosts
     /// whose last note is too old wait no longer.
-    fn raise_floor(&mut self, now: u64) -> Tag {
+    fn raise_floor(&mut self, now: u64) -> VirtualTime {
         while let Some(&(had, host)) = self.waiting.first() {
             let progress = self.by_host.get_mut(&host).expect("waiting hosts have a progress");
             if now.saturating_sub(progress.noted_at) < FORGOTTEN {
@@ -214,7 +214,7 @@ impl Hosts {
         let (floor, since) = self.measured;
         let passed = now.saturating_sub(since);
         if passed >= MEASURED {
-            self.lead = (self.floor - floor) * Tag::from(LEAD) / Tag::from(passed);
+            self.lead = (self.floor - floor) * VirtualTime::from(LEAD) / VirtualTime::from(passed);
             self.measured = (self.floor, now);
         }
         self.floor

@@ -44,7 +44,8 @@ pub(crate) struct Controller {
     pub(super) resets: AtomicU32,
     /// Keep Alive Timeout (KATO) in milliseconds; 0: none.
     pub(crate) kato_ms: AtomicU32,
-    /// Time of the last bytes received on any connection of the controller.
+    /// Time at which the last whole PDU, or much of one, was received on any connection of the controller, in
+    /// milliseconds since the subsystem's start.
     pub(super) last_seen_ms: AtomicU64,
     /// The controller's asynchronous events.
     pub(crate) events: Events,
@@ -238,8 +239,8 @@ impl Queue {
         self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
     }
 
-    /// The deadline of Keep Alive; `None`: the controller has no KATO. The controller ends unless something arrives
-    /// within twice its KATO: hosts send every half KATO, and may be late on a busy machine.
+    /// The deadline of Keep Alive; `None`: the controller has no KATO. The controller ends unless a whole PDU, or much
+    /// of one, arrives within twice its KATO: hosts send every half KATO, and may be late on a busy machine.
     pub(crate) fn keep_alive_deadline(&self) -> Option<Instant> {
         let kato_ms = u64::from(self.controller.kato_ms.load(Ordering::Relaxed));
         let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
