@@ -1,4 +1,4 @@
-//! Registry of this process's sources of metrics: targets, data sets, loaders, tiers, peers, stores.
+//! Registry of this process's sources of metrics, such as targets, data sets, loaders, tiers, peers and stores.
 //!
 //! Each process has its own registry: a forked child starts with an empty one, which lists what the child
 //! opens.

@@ -1,9 +1,9 @@
 //! The access log of a target: each host that connects, authenticates or fails to, is refused, is evicted, violates the
 //! protocol, times out or leaves.
 //!
-//! Each event goes to two readers. Programs get all of them: an [`AccessLog`] receives each as an [`AccessEvent`].
-//! People get lines in the process's log: of warnings, one line per kind and [`INTERVAL`] at level `WARN`, with the
-//! number of those suppressed before it ([`Warnings`]); suppressed ones are logged at `INFO`.
+//! There are two readers. Programs get each event: an [`AccessLog`] receives it as an [`AccessEvent`]. People read the
+//! process's log. Of each kind of warnings, it has one line per [`INTERVAL`] at level `WARN`, with the number of lines
+//! suppressed before it ([`Warnings`]). The suppressed ones are logged at `INFO`.
 //!
 //! A controller's connections may belong to several pollers. Each connection adds its counters when it
 //! ends. The last one drops the controller, which writes the totals to the access log ([`ControllerEnd`]). A refused
@@ -67,7 +67,8 @@ pub enum AccessKind<'a> {
         /// The reason.
         why: &'a str,
     },
-    /// A connection, or a Connect command, was refused: the host is not allowed, or a limit was reached.
+    /// A connection, or a Connect command, was refused: the host is not allowed, a limit was reached, the target
+    /// drains, or the command is invalid.
     Refused {
         /// The reason.
         why: &'a str,

@@ -242,8 +242,9 @@ impl HostConnection {
         Peer::from(self.peer.ip()) == peer
     }
 
-    /// Returns whether to make a receive call. If not, the data stay in the kernel, and TCP flow control stops the
-    /// host: the target drains, or an I/O queue has no memory for the data or too many waiting commands.
+    /// Returns whether to make a receive call. The answer is no while draining ends new commands
+    /// ([`HostConnection::takes_no_more`]), and while an I/O queue lacks memory for the data or has too many waiting
+    /// commands. Then the data stay in the kernel, and TCP flow control stops the host.
     pub(super) fn may_receive(&self, backend: &Backend) -> bool {
         let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
         let waiting = self.waiting.len();

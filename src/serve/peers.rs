@@ -1,8 +1,8 @@
 //! Limits of connections and of controllers, counted by peer address.
 //!
-//! An address, unlike a host NQN, is not easily invented. So there is a limit per address beside the total limit, and
-//! one address cannot exhaust the total: when that is reached, the address with the most loses one to an address with
-//! few.
+//! An address, unlike a host NQN, is not easily invented. So there is a limit per address beside the total limit. One
+//! address cannot exhaust the total: when the total is reached, the address with the most connections or controllers
+//! loses one to an address with few.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

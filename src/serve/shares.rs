@@ -6,9 +6,9 @@
 //! comes back after a pause starts at the current virtual time: it saves no credit, and owes nothing for turns that
 //! nobody else wanted.
 //!
-//! Pure: it knows indices and costs, no time and no socket. `shares/pace.rs` keeps hosts in step across pollers,
-//! `shares/limits.rs` has the limits of one host or namespace, `shares/rules.rs` those of all, and `sharing.rs` a
-//! poller's use of all of them.
+//! Pure: it knows indices and costs, no time and no socket. `shares/pace.rs` keeps hosts in step across pollers.
+//! `shares/limits.rs` has the limits of one host, group or namespace, and `shares/rules.rs` those of all. `sharing.rs`
+//! is a poller's use of these files.
 
 pub(super) mod limits;
 pub(super) mod pace;

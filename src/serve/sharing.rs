@@ -1,11 +1,11 @@
 //! A poller's use of shares and limits: the commands that may begin now, and those that wait for a turn.
 //!
 //! While one host uses a poller and nothing is limited, every command begins at once: it costs a few
-//! comparisons, and no lock or memory of other pollers. Once two hosts have had commands within a second,
-//! they take turns at two places, since either may be what limits the target. Commands begin in turns while
-//! few bytes are at the namespace's device (`NamespaceQueue::open_limit`): those beyond would wait there in the
-//! order of their arrival, behind all of a greedy host. Long reads begin in pieces of at most [`PIECE_BYTES`], and
-//! responses are sent in turns of at most [`SLICE_BYTES`], so that the poller looks at other hosts in between.
+//! comparisons, and no lock. A command of another host than the last one makes hosts take turns for [`MIXED`]. They do
+//! so at two places, since either may be what limits the target. At the first, commands begin in turns, and only while
+//! few bytes are at the namespace's device (`NamespaceQueue::open_limit`): more commands would wait there in the order
+//! of their arrival, behind all of a greedy host. Long reads begin in pieces of at most [`PIECE_BYTES`]. At the second,
+//! responses are sent in turns of at most [`SLICE_BYTES`]. So the poller looks at other hosts in between.
 //!
 //! Commands wait in the queue of their connection, without memory, as they do for memory. So as many wait as
 //! the host's queue has entries, and other connections are received from. Turns are those of one poller; where

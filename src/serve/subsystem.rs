@@ -507,9 +507,10 @@ impl Subsystem {
         }
     }
 
-    /// Evicts the controller that has been silent longest, to make room for one of `peer`; returns whether one could be
-    /// evicted. A controller can be if it has been silent for long enough. At the limit of one peer, it must be of that
-    /// peer; at the limit of all, those of the peer with by far the most can be evicted at any time.
+    /// Evicts a controller to make room for one of `peer`; returns whether one could be evicted. Of those that may be
+    /// evicted, it is the one that has been silent longest. At the limit of one peer, controllers of that peer may be
+    /// evicted that have been silent for long enough. At the limit of all peers, all that have been silent for long
+    /// enough may be, and any of the peer with by far the most.
     fn make_room(
         &self,
         controllers: &mut Controllers,

@@ -39,7 +39,7 @@ use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
 use super::error::{Result, no_memory};
-use pool::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
+use pool::{Allocation, MAPPED_FROM_LEN};
 
 /// Owned bytes for I/O: an allocation, or a range of one.
 ///
@@ -65,8 +65,8 @@ impl IoBuf {
 
     /// A stand-alone buffer of `len` zero bytes, aligned to 4,096.
     ///
-    /// Allocates, and aborts the process if there is no memory. The read path takes its buffers from a [`Pool`] instead.
-    /// For a length stated by media, a peer or a source, use [`IoBuf::try_zeroed`].
+    /// Allocates, and aborts the process if there is no memory. The read path takes its buffers from a [`Pool`]
+    /// instead. For a length stated by media, a peer or a source, use [`IoBuf::try_zeroed`].
     pub fn zeroed(len: usize) -> IoBuf {
         let of_len = Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>());
         IoBuf::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(of_len))
@@ -80,12 +80,7 @@ impl IoBuf {
         IoBuf::allocated(len, MAPPED_FROM_LEN)
     }
 
-    /// [`IoBuf::try_zeroed`] for short-lived buffers of varying lengths. From 128 KiB on, dropping the buffer returns
-    /// its memory to the operating system; an allocator would keep it and map more for the next length.
-    fn temporary(len: usize) -> Result<IoBuf> {
-        IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
-    }
-
+    /// A stand-alone buffer, mapped if `len` is at least `mapped_from_len`, otherwise on the heap.
     fn allocated(len: usize, mapped_from_len: usize) -> Result<IoBuf> {
         if len == 0 {
             return Ok(IoBuf::empty());

@@ -1,8 +1,8 @@
 //! Mappings: the memory of pools, of large buffers and of shared files, in huge pages where available.
 //!
-//! A [`Mapping`] is private memory of this process, memory of a device driver ([`PageSource`]), or memory of a file:
-//! of a `memfd` of sealed length that other processes map, too, or a range of any other file.
-//! `registration.rs` registers it with the driver of an accelerator.
+//! A [`Mapping`] is private memory of this process, memory of a device driver ([`PageSource`]), or memory of a file.
+//! The file is a `memfd` of sealed length that other processes map, too, or any other file. `registration.rs` registers
+//! mappings with the driver of an accelerator.
 #![allow(unsafe_code)] // maps memory, and promises that it stays mapped while a driver knows it
 
 use std::ffi::c_void;

@@ -162,8 +162,8 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for I/O that
-    /// does not fit the pool. From 2 MiB on, and of any length in a registered pool, it reuses the memory of dropped
-    /// buffers, which is unmapped at the latest with the pool.
+    /// does not fit the pool. From 2 MiB on, and for a registered pool at any length, such buffers reuse the memory of
+    /// dropped ones. That memory is unmapped at the latest with the pool.
     ///
     /// # Errors
     /// `OutOfMemory`: the operating system has no memory.
@@ -171,7 +171,9 @@ impl Pool {
     pub fn outside(&self, len: usize) -> Result<IoBuf> {
         let is_spare = len >= HUGE_LEN || len > 0 && self.registered_bytes() > 0;
         let spare = if is_spare { Allocation::of_spares(&self.0.spares, len) } else { None };
-        let Some((allocation, start)) = spare else { return IoBuf::temporary(len) };
+        let Some((allocation, start)) = spare else {
+            return IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN);
+        };
         // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or an
         // earlier buffer wrote.
         Ok(unsafe { IoBuf::of_allocation(allocation, start, len) })
@@ -325,7 +327,7 @@ impl Allocation {
         Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
-    /// Maps memory for one buffer; from 2 MiB on in transparent huge pages, if available, which make random accesses to
+    /// Maps memory for one buffer; from 2 MiB on in transparent huge pages, if available. These make random accesses to
     /// large long-lived data, such as the directory, faster.
     fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
         let mapping = Mapping::transparent_or_base(len).ok()?;
@@ -473,6 +475,7 @@ impl Header {
 /// Long-lived buffers of this length or more are mapped: four huge pages.
 pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
 
-/// Temporary buffers of this length or more are mapped, as in C allocators. Mapping shorter ones, too, could
+/// Short-lived buffers of this length or more are mapped, as in C allocators: dropping one returns its memory to the
+/// operating system, where the heap would keep it and map more for the next length. Mapping shorter ones, too, could
 /// exhaust the 65,530 mappings that a process may have.
-pub(super) const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;
+const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;

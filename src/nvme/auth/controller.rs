@@ -264,7 +264,7 @@ impl Controller {
         let transcript = Transcript { hash, tid, sc_c, hostnqn, subnqn, session_key };
         let c1 = &self.own.challenge[..hash.len_bytes()];
         let is_right = |secret: &Secret| {
-            transcript.of_host(&secret.key(hostnqn), c1, self.own.sequence).is(&answer.response)
+            transcript.of_host(secret, c1, self.own.sequence).is(&answer.response)
         };
         // Tries all secrets, so that the time does not reveal which one matched.
         if secrets.iter().filter(|secret| is_right(secret)).count() == 0 {
@@ -274,8 +274,7 @@ impl Controller {
         let response = match (answer.sequence, ctrl_secret) {
             (None, _) => None,
             (Some(sequence), Some(secret)) => {
-                let key = secret.key(subnqn);
-                let response = transcript.of_controller(&key, &answer.challenge, sequence);
+                let response = transcript.of_controller(secret, &answer.challenge, sequence);
                 Some(response.as_ref().to_vec())
             }
             (Some(_), None) => {

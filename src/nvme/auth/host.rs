@@ -238,10 +238,10 @@ impl Host {
             subnqn,
             session_key,
         };
-        let response = transcript.of_host(&secret.key(hostnqn), &chosen.challenge, chosen.sequence);
+        let response = transcript.of_host(secret, &chosen.challenge, chosen.sequence);
         let expected = ctrl_secret
             .as_ref()
-            .map(|secret| transcript.of_controller(&secret.key(subnqn), &c2, self.own.sequence));
+            .map(|secret| transcript.of_controller(secret, &c2, self.own.sequence));
         let is_mutual = expected.is_some();
         let concatenates = *concatenation == Concatenation::Required;
         if concatenates {

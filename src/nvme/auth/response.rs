@@ -8,9 +8,10 @@
 //! R1 = HMAC(host's key,       Ca1 | SEQ1 | TID | SC_C | "HostHost"   | hostnqn | 00 | subnqn)
 //! R2 = HMAC(controller's key, Ca2 | SEQ2 | TID | SC_C | "Controller" | subnqn  | 00 | hostnqn)
 //! ```
+//!
+//! [`Secret::key`] gives the keys.
 
-use super::secret::Key;
-use super::{Digest, Hash, Power, TlsPsk};
+use super::{Digest, Hash, Power, Secret, TlsPsk};
 use crate::nvme::Nqn;
 
 /// Values that both sides of one authentication share.
@@ -27,14 +28,14 @@ pub(super) struct Transcript<'a> {
 }
 
 impl Transcript<'_> {
-    /// R1: the host's response to `challenge`.
-    pub(super) fn of_host(&self, key: &Key, challenge: &[u8], sequence: u32) -> Digest {
-        self.response(key, challenge, sequence, "HostHost", [self.hostnqn, self.subnqn])
+    /// R1: the response to `challenge` of the host that has this secret.
+    pub(super) fn of_host(&self, secret: &Secret, challenge: &[u8], sequence: u32) -> Digest {
+        self.response(secret, challenge, sequence, "HostHost", [self.hostnqn, self.subnqn])
     }
 
-    /// R2: the controller's response to `challenge`.
-    pub(super) fn of_controller(&self, key: &Key, challenge: &[u8], sequence: u32) -> Digest {
-        self.response(key, challenge, sequence, "Controller", [self.subnqn, self.hostnqn])
+    /// R2: the response to `challenge` of the controller that has this secret.
+    pub(super) fn of_controller(&self, secret: &Secret, challenge: &[u8], sequence: u32) -> Digest {
+        self.response(secret, challenge, sequence, "Controller", [self.subnqn, self.hostnqn])
     }
 
     /// The TLS PSK that this authentication generates, from the session key and both challenges; `None` without a
@@ -44,10 +45,10 @@ impl Transcript<'_> {
         TlsPsk::generated(&psk, self.hash, self.hostnqn, self.subnqn)
     }
 
-    /// The response of the side that `who` and `own` name.
+    /// The response of the side that `who` and `own` name, and that has this secret.
     fn response(
         &self,
-        Key(key): &Key,
+        secret: &Secret,
         challenge: &[u8],
         sequence: u32,
         who: &str,
@@ -64,7 +65,7 @@ impl Transcript<'_> {
             &[0],
             other.as_str().as_bytes(),
         ];
-        self.hash.hmac(key, &parts)
+        self.hash.hmac(&secret.key(own), &parts)
     }
 }
 
@@ -97,11 +98,11 @@ mod tests {
         let key: Vec<u8> = (0..32).collect();
         let plain = Secret::generate(&std::array::from_fn(|i| i as u8), None);
         assert_eq!(*plain.to_text(), "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:");
-        assert_eq!(*plain.key(&hostnqn).0, key);
+        assert_eq!(*plain.key(&hostnqn), key);
         let hashed: Secret =
             "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:".parse().unwrap();
         let kh = hashed.key(&hostnqn);
-        assert_eq!(hex(&kh.0), "28d14f536e0964e21224259a3a12ef423511b493944c6262f893c083c5f7baca");
+        assert_eq!(hex(&kh), "28d14f536e0964e21224259a3a12ef423511b493944c6262f893c083c5f7baca");
 
         let c1: Vec<u8> = (0xA0..=0xBF).collect();
         let c2: Vec<u8> = (0x40..=0x5F).collect();
@@ -113,7 +114,7 @@ mod tests {
             subnqn: &subnqn,
             session_key: None,
         };
-        let r1 = |secret: &Secret| bare.of_host(&secret.key(&hostnqn), &c1, 0x1122_3344);
+        let r1 = |secret: &Secret| bare.of_host(secret, &c1, 0x1122_3344);
         assert_eq!(
             hex(r1(&plain).as_ref()),
             "52ef49ef9b6809dc9fbd7f183affc4e79cca0c1b4c37a3492459951704d1e951"
@@ -130,13 +131,12 @@ mod tests {
             "d9c76fa34978cb9620dab8c3f46bbe075fddc145eb282b39009141f98d0cfe82"
         );
         let with_group = Transcript { session_key: Some(&ks), ..bare };
-        let r1 = with_group.of_host(&kh, &c1, 0x1122_3344);
+        let r1 = with_group.of_host(&hashed, &c1, 0x1122_3344);
         assert_eq!(
             hex(r1.as_ref()),
             "aee85b1ca51b2e388020ee93508f6efcda12e249a7a2b8ee953bbb3f483a8cc1"
         );
-        let kc = hashed.key(&subnqn);
-        let r2 = with_group.of_controller(&kc, &c2, 0x5566_7788);
+        let r2 = with_group.of_controller(&hashed, &c2, 0x5566_7788);
         assert_eq!(
             hex(r2.as_ref()),
             "e830cd38f218a84a49129da876ad1982a3154fcbecb4d3dafe55e3a477d2464a"

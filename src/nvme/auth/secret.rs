@@ -43,18 +43,16 @@ impl Secret {
         self.transform
     }
 
-    /// The key for `owner`: the host's NQN for a host's secret, the subsystem's NQN for a controller's.
-    pub(super) fn key(&self, owner: &Nqn) -> Key {
+    /// The key of the HMACs in responses, for `owner`: the host's NQN for a host's secret, the subsystem's NQN for a
+    /// controller's.
+    pub(super) fn key(&self, owner: &Nqn) -> Zeroizing<Vec<u8>> {
         let parts = [owner.as_str().as_bytes(), b"NVMe-over-Fabrics"];
-        Key(match self.transform {
+        match self.transform {
             None => self.bytes.clone(),
             Some(hash) => Zeroizing::new(hash.hmac(&self.bytes, &parts).as_ref().to_vec()),
-        })
+        }
     }
 }
-
-/// The key of the HMACs in responses.
-pub(super) struct Key(pub(super) Zeroizing<Vec<u8>>);
 
 impl FromStr for Secret {
     type Err = KeyError;

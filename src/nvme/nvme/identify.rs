@@ -470,23 +470,17 @@ impl NamespaceDescriptors {
     pub fn encode(&self) -> [u8; IDENTIFY_LEN_BYTES] {
         let mut bytes = [0; IDENTIFY_LEN_BYTES];
         let mut at = 0;
-        let mut put = |nidt: u8, value: &[u8]| {
+        let values = [
+            self.eui64.as_ref().map(|id| &id[..]).unwrap_or_default(),
+            self.nguid.as_ref().map(|id| &id[..]).unwrap_or_default(),
+            self.uuid.as_ref().map(|id| &id[..]).unwrap_or_default(),
+            self.csi.as_slice(),
+        ];
+        for (nidt, value) in (1..).zip(values).filter(|(_, value)| !value.is_empty()) {
             bytes[at] = nidt;
             bytes[at + 1] = value.len() as u8;
-            bytes[at + 4..at + 4 + value.len()].copy_from_slice(value);
+            bytes[at + 4..][..value.len()].copy_from_slice(value);
             at += 4 + value.len();
-        };
-        if let Some(eui64) = &self.eui64 {
-            put(1, eui64);
-        }
-        if let Some(nguid) = &self.nguid {
-            put(2, nguid);
-        }
-        if let Some(uuid) = &self.uuid {
-            put(3, uuid);
-        }
-        if let Some(csi) = self.csi {
-            put(4, &[csi]);
         }
         bytes
     }

@@ -55,7 +55,7 @@ pub struct Cap(pub u64);
 
 impl Cap {
     /// The capabilities of a dlfs target: queues of `max_queue_entries`, 4 KiB pages, the NVM command set, and
-    /// TO from `timeout_ms`, rounded down to a multiple of 500 ms from 1 to 255.
+    /// TO: `timeout_ms` in units of 500 ms, rounded down, but from 1 to 255.
     pub fn new(max_queue_entries: u16, timeout_ms: u32) -> Cap {
         let to = (timeout_ms / 500).clamp(1, 255);
         Cap(u64::from(max_queue_entries.saturating_sub(1))

@@ -186,9 +186,8 @@ impl Connection {
         }
     }
 
-    /// Notes that Connect succeeded: from now on, at most `sqsize` commands (SQSIZE as on the wire: a queue is
-    /// never full) may be outstanding, each with at most `max_capsule_data_bytes` in its capsule, with or
-    /// without SQ flow control.
+    /// Notes that Connect succeeded. From now on, at most `sqsize` commands may be outstanding: one fewer than the
+    /// queue has entries, which is SQSIZE as on the wire. Each may have up to `max_capsule_data_bytes` in its capsule.
     pub fn connected(&mut self, sqsize: u16, max_capsule_data_bytes: u32, sq_flow_control: bool) {
         self.max_outstanding = sqsize.max(1);
         self.deframer.set_max_capsule_data(max_capsule_data_bytes);

@@ -198,8 +198,8 @@ impl Transmit {
         }
     }
 
-    /// Computes the missing digests of the first `max` items, of one payload and others up to [`DIGEST_BYTES`] together;
-    /// returns the number of items that are ready to send.
+    /// Computes the missing digests of the first `max` items: of at least one payload, then of others while all
+    /// together have up to [`DIGEST_BYTES`]. Returns the number of items that are ready to send.
     fn compute_digests(&mut self, max: usize) -> usize {
         let mut headers_at = self.headers_sent;
         let mut digested = 0;

@@ -1,9 +1,9 @@
 //! Commands of a connection that wait to begin: for memory, for the rate limits, or for their turn beside other hosts.
 //!
 //! A command that arrives begins at once if nothing is in its way and none waits before it
-//! ([`HostConnection::start_or_wait`]). Otherwise it waits in a line of [`Waiting`] until the poller gives the line a
-//! turn ([`HostConnection::start_first`]), or until it fails: it is a read that has waited too long, or its namespace
-//! was removed.
+//! ([`HostConnection::start_or_wait`]). Otherwise it waits in a line of [`Waiting`], until the poller gives the line a
+//! turn ([`HostConnection::start_first`]). It fails if its namespace is removed meanwhile; a read also fails if it
+//! waits too long.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -7,8 +7,8 @@
 //! host itself may always begin one, so the device is never idle for fairness.
 //!
 //! While no host waits, nothing is counted: the cost is one comparison, and no lock. A host that comes back after a
-//! pause starts level with the others. Pollers that have commands of a waiting host note it again at each of their
-//! checks of time limits, so a note that is older than [`FORGOTTEN`] is of no poller any more.
+//! pause starts level with the others. A poller that has commands of a waiting host notes the host again at least at
+//! each of its checks of time limits. So a note that is older than [`FORGOTTEN`] is of no poller any more.
 //!
 //! Time is an argument, in the ticks of buckets.
 

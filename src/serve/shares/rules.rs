@@ -1,7 +1,8 @@
 //! The limits and weights of hosts, groups of hosts and namespaces, and the use that each host makes.
 //!
 //! One [`Limiter`] may serve several targets: a host then has one limit for all of them. Pollers compare the version of
-//! the rules, and take the lock only when that has changed or a host connects.
+//! the rules with each iteration. They take the lock only when the version has changed, a host connects, a namespace is
+//! added, or hosts no longer take turns.
 
 use std::collections::BTreeMap;
 use std::fmt;
