@@ -1,4 +1,5 @@
-//! Files without a name: they disappear when they are closed, however the process ends.
+//! Files without a name: they disappear when they are closed, however the process ends. Where the file system cannot
+//! create such a file, it has a name for an instant.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -38,7 +38,7 @@ pub fn unescape(text: &str, is_decoded: impl Fn(u8) -> bool) -> Vec<u8> {
     out
 }
 
-/// The byte that two hexadecimal digits at the start of `bytes` encode.
+/// The byte that two hexadecimal digits at the start of `bytes` encode; `None` if it does not begin with them.
 pub fn hex_pair(bytes: &[u8]) -> Option<u8> {
     let digit = |byte: &u8| char::from(*byte).to_digit(16);
     Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)

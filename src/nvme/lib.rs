@@ -1,7 +1,7 @@
 //! NVMe, NVMe/TCP and in-band authentication as pure code: bytes and times in, bytes and events out.
 //!
-//! - [`nvme`]: commands, completions, Identify structures, Fabrics commands and NQNs, each with its byte
-//!   table.
+//! - [`nvme`]: commands, completions, Identify structures, structures of Fabrics, properties and NQNs, with byte
+//!   tables.
 //! - [`tcp`]: a host's or controller's connection as a state machine: PDUs, digests, data transfer.
 //! - [`auth`]: DH-HMAC-CHAP for both sides, and the derivation of TLS PSKs.
 //!

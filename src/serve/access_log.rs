@@ -2,8 +2,8 @@
 //! protocol, times out or leaves.
 //!
 //! There are two readers. Programs get each event: an [`AccessLog`] receives it as an [`AccessEvent`]. People read the
-//! process's log. Of each kind of warnings, it has one line per [`INTERVAL`] at level `WARN`, with the number of lines
-//! suppressed before it ([`Warnings`]). The suppressed ones are logged at `INFO`.
+//! process's log. Of each kind of warnings, it has at most one line per [`INTERVAL`] at level `WARN`, with the number
+//! of lines suppressed before it ([`Warnings`]). The suppressed ones are logged at `INFO`.
 //!
 //! A controller's connections may belong to several pollers. Each connection adds its counters when it
 //! ends. The last one drops the controller, which writes the totals to the access log ([`ControllerEnd`]). A refused
@@ -195,7 +195,7 @@ impl WarningKind {
     }
 }
 
-/// Logs one line per kind and [`INTERVAL`] at `WARN`, and counts the others.
+/// Logs at most one line per kind and [`INTERVAL`] at `WARN`, and counts the others.
 #[derive(Debug)]
 pub(super) struct Warnings {
     start: Instant,

@@ -46,7 +46,7 @@ impl AnaState {
         }
     }
 
-    /// The status with which commands fail in this state.
+    /// The status with which commands fail in this state; `None`: they do not fail.
     fn refusal(self) -> Option<Status> {
         match self {
             AnaState::Optimized | AnaState::NonOptimized => None,
@@ -104,7 +104,7 @@ impl Ana {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// The status with which commands fail now.
+    /// The status with which commands fail now; `None`: they do not fail.
     pub(super) fn refusal(&self) -> Option<Status> {
         // Two comparisons in the usual states, since every command asks.
         match self.state.load(Ordering::Relaxed) {

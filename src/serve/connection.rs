@@ -57,7 +57,7 @@ pub(super) struct HostConnection {
     /// Start of the wait for memory, of commands or of paused receiving. A waiting command that begins, or that waits
     /// for something else than memory, sets it to the current time. `None`: nothing waits.
     waiting_since: Option<Instant>,
-    /// True while receiving is paused until memory is free.
+    /// True while receiving is paused: see [`HostConnection::may_receive`].
     pub(super) is_paused: bool,
     /// Bytes of buffers that outstanding commands hold: device I/O, data being received, writes that wait.
     held_bytes: usize,
@@ -101,7 +101,7 @@ pub(super) struct HostConnection {
 pub(super) enum Closed {
     /// The host closed it.
     ByHost,
-    /// The operating system reported an error: a timeout, or a reset by the peer.
+    /// The operating system reported an error, for example a timeout or a reset by the peer.
     Lost(io::ErrorKind),
     /// The target closed it because of a protocol error, a failed authentication, a time limit or a shortage of
     /// resources; the string gives the reason.
@@ -205,7 +205,8 @@ impl HostConnection {
         }
     }
 
-    /// Returns whether the connection is idle: only its host, or the Keep Alive Timeout, can give it something to do.
+    /// Returns whether the connection is idle: only its host, an event of its controller, or the Keep Alive Timeout can
+    /// give it something to do.
     pub(super) fn is_idle(&self) -> bool {
         let is_open = self.queue.is_some() && self.is_authenticated && self.drained.is_none();
         is_open

@@ -154,8 +154,8 @@ impl Mapping {
             || self.registration.get().is_some_and(Registration::is_foreign)
     }
 
-    /// Registers the first `len` bytes until the mapping is dropped, at most once. Keeps private memory from children;
-    /// for memory of a file, call [`Mapping::keep_from_children`] before.
+    /// Registers the first `len` bytes until the mapping is dropped, at most once. Keeps private memory from children,
+    /// unless it is a driver's. For memory of a file, call [`Mapping::keep_from_children`] before.
     ///
     /// # Errors
     /// The driver's refusal.
@@ -342,8 +342,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps `len` bytes of a file from `offset` on. A process that may truncate the file ends this process at the next
-    /// access, so it must be trusted as far as a device is.
+    /// Maps `len` bytes of a file from `offset` on. If another process truncates the file, the next access ends this
+    /// process. So every process that can do that must be trusted as far as a device is.
     pub(super) fn of_part(
         file: &OwnedFd,
         offset: u64,

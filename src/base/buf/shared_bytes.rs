@@ -177,7 +177,7 @@ impl SharedBytes {
     }
 
     /// Ends the lending of a range's pages. Returns whether all loans have ended, so that the pages may be
-    /// written; if not, ask again later. Only returns `true` if another process writes.
+    /// written; if not, ask again later. If another process writes, does nothing and returns `true`.
     ///
     /// # Panics
     /// If the range exceeds the memory.

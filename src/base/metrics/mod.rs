@@ -69,7 +69,7 @@ impl Metric {
 /// A value of a metric.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// A number of events or bytes.
+    /// A number, for example of events or bytes.
     Count(u64),
     /// Seconds.
     Seconds(f64),

@@ -31,8 +31,8 @@ number! {
 }
 
 number! {
-    /// The index of a sample in the order of its source: the id that users see. Equals the index in
-    /// torchvision's ImageFolder.
+    /// The index of a sample in the order of its source, from 0: the id that users see. For a folder, equals the index
+    /// in torchvision's ImageFolder.
     SampleId(u64)
 }
 
@@ -42,7 +42,7 @@ number! {
 }
 
 number! {
-    /// Version of an image: each committed import, append, delete or purge increments it.
+    /// Version of an image: the first is 1, and each committed append, delete or purge increments it.
     Generation(u64)
 }
 

@@ -41,6 +41,7 @@ pub struct Controller {
 /// The parameters of this authentication: requested by the host, and chosen by the controller.
 #[derive(Debug, Clone, Copy)]
 struct Agreed {
+    /// The number of the transaction.
     tid: u16,
     /// SC_C: the requested kind of TLS PSK generation; 0 for none.
     sc_c: u8,

@@ -30,7 +30,7 @@ impl Group {
         self as u8
     }
 
-    /// The group with this identifier.
+    /// The group with this identifier, if there is one.
     pub(crate) fn from_id(id: u8) -> Option<Group> {
         Group::ALL.into_iter().find(|group| group.id() == id)
     }

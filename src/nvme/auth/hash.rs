@@ -37,7 +37,7 @@ impl Hash {
         self as u8
     }
 
-    /// The hash function with this identifier.
+    /// The hash function with this identifier, if there is one.
     pub(crate) fn from_id(id: u8) -> Option<Hash> {
         Hash::ALL.into_iter().find(|hash| hash.id() == id)
     }

@@ -109,7 +109,7 @@ pub enum Explanation {
 }
 
 impl Explanation {
-    /// Those of the specification; the first one is 1 on the wire.
+    /// The explanations that the specification defines, in the order of their codes, from 1.
     const KNOWN: [Explanation; 7] = [
         Explanation::AuthenticationFailed,
         Explanation::ProtocolNotUsable,

@@ -9,9 +9,9 @@
 //! TLS PSK  = ExpandLabel(Extract(retained), "nvme-tls-psk", context)
 //! ```
 //!
-//! A configured string with hh 00 holds the retained PSK itself. T is R or G, the [`Origin`]; hh in identity and
-//! context identifies the hash of the key. Version 1 has a digest, and its context is hh " "
-//! digest. Version 0 has none, and its context is the identity.
+//! A configured string with hh 00 holds the retained PSK itself. T is R or G, the [`Origin`]. In identity and context,
+//! hh identifies the hash of the key. Version 1 has a digest, and its context is hh " " digest. Version 0 has none, and
+//! its context is the identity.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +31,7 @@ use crate::nvme::Nqn;
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfiguredPsk {
     bytes: Zeroizing<Vec<u8>>,
-    /// The hash that derives the retained PSK.
+    /// The hash that derives the retained PSK; `None`: `bytes` are the retained PSK.
     transform: Option<Hash>,
 }
 

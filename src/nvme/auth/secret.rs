@@ -16,7 +16,7 @@ use crate::nvme::Nqn;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
-    /// The hash that derives the key.
+    /// The hash that derives the key; `None`: `bytes` are the key.
     transform: Option<Hash>,
 }
 

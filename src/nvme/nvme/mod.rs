@@ -1,8 +1,8 @@
 //! The meaning of NVMe commands: conversions between bytes and values, without I/O.
 //!
-//! Each file has one kind of structures of the NVMe specifications, such as commands or Identify data, with byte
-//! tables. There is no queue and no transport here: [`crate::tcp`] transports these bytes; `dlfs-io` and
-//! `dlfs-target` exchange them.
+//! Each file has one kind of structures of the NVMe specifications, such as commands or Identify data, with tables of
+//! their bytes or bits; `nqn.rs` has names. There is no queue and no transport here: [`crate::tcp`] transports these
+//! bytes; `dlfs-io` and `dlfs-target` exchange them.
 //!
 //! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes of the
 //! right length are valid. Methods that return errors check what a number *means*. Values that leave this

@@ -1,5 +1,7 @@
 //! Submission queue entry (SQE), 64 bytes: every command that dlfs sends or serves.
-//! Its Scatter Gather List (SGL) descriptor, as NVMe/TCP uses it, is the location of a command's data.
+//!
+//! Its Scatter Gather List (SGL) descriptor, or a pair of PRP entries in the same bytes, is the location of a command's
+//! data.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};

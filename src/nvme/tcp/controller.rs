@@ -32,7 +32,7 @@ pub struct ConnectionOptions {
 ///
 /// Call [`Connection::next`] with received bytes until it returns `None`. Answer each command with
 /// [`Connection::receive`] (to receive its data), [`Connection::send_data`] or [`Connection::finish`]. Send
-/// the bytes of [`Connection::transmit`]. After an error, call [`Connection::terminate`], send the
+/// the bytes of [`Connection::gather`]. After an error, call [`Connection::terminate`], send the
 /// remaining bytes and close.
 ///
 /// The caller owes each command exactly one response. Until [`Connection::connected`], at most one command

@@ -1,9 +1,8 @@
 //! The send queue of a connection: headers in one byte buffer, payloads without a copy.
 //!
 //! PDUs leave in the order in which they were queued. Payload is never copied: it is gathered with headers
-//! into one vectored write. A controller's payloads are buffers, dropped when their last byte is sent; their
-//! digests are computed while gathering, just before the kernel copies the same bytes, so that they are in the CPU
-//! cache.
+//! into one vectored write. A controller's payloads are buffers, which are dropped when their last byte is sent. Their
+//! digests are computed while gathering: the kernel then copies the same bytes out of the CPU cache.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -64,7 +63,7 @@ impl<P> Transmit<P> {
         self.len_bytes == 0
     }
 
-    /// Queues the start of a PDU, the bytes that `write` appends, such that [`Transmit::clear`] knows it.
+    /// Queues the start of a PDU: the bytes that `write` appends. [`Transmit::clear`] then knows where the PDU begins.
     pub(super) fn start_pdu(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         self.items.push_back(Item::Headers { len: 0, starts_pdu: true });
         self.put_headers(write);
@@ -98,8 +97,8 @@ impl<P> Transmit<P> {
         at_pdu_start
     }
 
-    /// Fills `slices` with the next bytes to send, at most `max`, those of payloads from `bytes_of`; returns the
-    /// number of slices used. Headers that follow each other share a slice.
+    /// Fills `slices` with the next bytes to send, at most `max`; returns the number of slices used. `bytes_of` gives
+    /// the bytes of a payload. Headers that follow each other share a slice.
     pub(super) fn slices<'a>(
         &'a self,
         slices: &mut [IoSlice<'a>],
@@ -138,8 +137,8 @@ impl<P> Transmit<P> {
         used
     }
 
-    /// Notes that the next `len` bytes were sent; calls `payload_sent` with those of each payload, and drops payloads
-    /// that are sent completely.
+    /// Notes that the next `len` bytes were sent. Calls `payload_sent` for each payload among them, with the number of
+    /// its bytes that were sent, and drops payloads that are sent completely.
     pub(super) fn sent(&mut self, mut len: usize, mut payload_sent: impl FnMut(&P, usize)) {
         assert!(len <= self.len_bytes, "sent more than there was");
         self.len_bytes -= len;

@@ -153,25 +153,29 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             lead = digest_len;
         }
         let mut scratch_left = SCRATCH_LEN;
-        let at_header = due > 0 && lead == digest_len || self.deframer.is_between_pdus();
-        let guesses = if guessing && at_header && (due == 0 || self.plan.num_payloads > 0) {
+        // A header follows the lead: the data before it are planned for, or there are none.
+        let at_header =
+            if due > 0 { self.plan.num_payloads > 0 } else { self.deframer.is_between_pdus() };
+        let guesses = if guessing && at_header {
             self.guess(max_pieces, &mut lead, digest_len, &mut scratch_left)
         } else {
             Guesses::None
         };
+        // Scratch for the bytes after the last payload of the plan.
         let tail = match (guesses, self.slots.num_bulk_reads, self.slots.num_small_reads) {
             (Guesses::AllReads | Guesses::Most, ..) => SCRATCH_AMONG_BULK,
             (_, 0, _) => SCRATCH_LEN,
             (_, _, 0) => SCRATCH_AMONG_BULK,
             _ => SCRATCH_MIXED,
         };
+        // Data that are due and not planned for come first.
         let due_to_scratch = if self.plan.num_payloads == 0 { due } else { 0 };
         let len = (tail + lead + due_to_scratch).min(scratch_left);
         self.plan.pieces.push(Piece::Scratch { len });
     }
 
-    /// Adds to the plan the reads that the target will probably answer next. `lead`: bytes before the next header;
-    /// `scratch_left`: bytes of scratch that the plan does not use yet.
+    /// Adds to the plan the reads that the target will probably answer next, and returns which ones it contains then.
+    /// `lead`: bytes before the next header; `scratch_left`: bytes of scratch that the plan does not use yet.
     fn guess(
         &mut self,
         max_pieces: usize,
