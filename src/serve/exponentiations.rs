@@ -18,7 +18,7 @@ use super::stats::Counters;
 use dlfs_nvme::auth::{Exponentiation, Power};
 use dlfs_nvme::nvme::Nqn;
 
-/// The queue between the pollers and the thread.
+/// The queues between the pollers and the thread.
 pub(super) struct Exponentiations {
     state: Mutex<QueueState>,
     /// Notified when a job arrives or the thread is to end.

@@ -29,7 +29,7 @@ use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
 /// State that all connections of one poller share: queue pairs, memory, counters.
 pub(super) struct Backend {
     pub(super) subsystem: Arc<Subsystem>,
-    /// Counts of this poll iteration; added to the shared counters at its end.
+    /// Counts of this poll iteration; added to the shared counters before its responses are sent.
     pub(super) tally: Tally,
     /// Commands that have ended in this iteration.
     pub(super) ended: EndedCommands,
@@ -248,7 +248,7 @@ impl Backend {
             || self.reserve.free_bytes() >= RESERVE_BYTES / 2
     }
 
-    /// Queues the I/O of a request; it is submitted at the end of this poll iteration.
+    /// Queues the I/O of a request; it is submitted when the poller next runs its devices.
     pub(super) fn push(&mut self, request: &Request, buf: IoBuf, tag: Tag) {
         let op = match tag.kind {
             Kind::Read => IoOp::Read,

@@ -89,7 +89,7 @@ pub struct Target {
     threads: Vec<Thread>,
     /// True once the thread that computes exponentiations for DH-HMAC-CHAP has been started.
     authenticates: bool,
-    /// The error that killed a poller, if one died.
+    /// The error that killed one of the threads, if one died.
     fate: Fate,
     local_addr: SocketAddr,
     /// The process that owns the threads. A forked child inherits the handle, but not the threads.
@@ -345,8 +345,8 @@ impl Target {
         self.subsystem.options.ana.map(|_| self.subsystem.ana.state())
     }
 
-    /// Sets the ANA state of the namespaces. Connected hosts get an asynchronous event. Commands that have begun
-    /// complete normally.
+    /// Sets the ANA state of the namespaces. If it changes, connected hosts get an asynchronous event. Commands that
+    /// have begun complete normally.
     ///
     /// # Errors
     /// `InvalidArgument`: the target reports no ANA states.
@@ -366,7 +366,7 @@ impl Target {
         self.look_at_controllers();
     }
 
-    /// Starts to disconnect all hosts, and returns at once. New connections are refused. Hosts that support
+    /// Starts to disconnect all hosts, and returns at once. Further Connects are refused. Hosts that support
     /// ANA ([`TargetOptions::ana`]) learn that the namespaces are inaccessible here. A connection closes
     /// once its outstanding commands have completed. [`Target::is_drained`] tells when all are closed.
     pub fn drain(&self) {

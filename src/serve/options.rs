@@ -65,8 +65,8 @@ pub struct TargetOptions {
     /// Maximum controllers per address: an IPv4 address, or the /64 of an IPv6 address. Hosts behind one
     /// NAT router share an address.
     pub max_controllers_per_address: u16,
-    /// Maximum discovery controllers. At the limit, the one that has been silent longest is evicted: of those silent
-    /// for a second, and of the address with the most.
+    /// Maximum discovery controllers. At the limit, one that has been silent for a second is evicted, or one of
+    /// the address with the most.
     pub max_discovery_controllers: u16,
     /// Maximum discovery controllers per address.
     pub max_discovery_controllers_per_address: u16,

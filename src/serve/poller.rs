@@ -1,7 +1,7 @@
 //! A poller thread: moves data between sockets and queue pairs.
 //!
 //! Read [`Poller::poll_once`] first: one iteration of the poll loop. `accept.rs` adds connections, `turns.rs` starts
-//! commands and sends responses, `changes.rs` follows changes of namespaces.
+//! commands and sends responses, `changes.rs` follows changes of namespaces, listeners and controllers.
 
 mod accept;
 mod changes;
@@ -127,7 +127,7 @@ pub(super) struct Poller {
     next_generation: u32,
     /// Connections with bytes to send.
     dirty: Vec<usize>,
-    /// Connections that do not receive until memory is free.
+    /// Connections whose receiving is paused.
     paused: Vec<usize>,
     scratch: Scratch,
     /// Completions of one poll of a queue pair; empty between polls.
@@ -403,7 +403,7 @@ impl Poller {
         self.mark_dirty(tag.connection);
     }
 
-    /// Resumes receiving on connections for which memory is free again; returns how many.
+    /// Resumes receiving on paused connections that may receive again; returns how many were resumed or have closed.
     fn resume_paused(&mut self) -> usize {
         let before = self.paused.len();
         let mut paused = std::mem::take(&mut self.paused);
@@ -452,7 +452,8 @@ impl Poller {
         }
     }
 
-    /// Checks all time limits.
+    /// Checks all time limits, and does what only time brings: resumes accepting, drains, and evicts stalled
+    /// connections.
     fn tick(&mut self) {
         self.next_tick = self.following_tick();
         if self.accept_paused {

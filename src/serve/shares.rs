@@ -17,7 +17,7 @@ pub(super) mod rules;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A connection that waits for turns, by the caller's indices.
+/// What waits for turns: a waiting line of a connection, or a connection with bytes to send. By the caller's indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
     pub(super) host: usize,
@@ -72,7 +72,7 @@ pub(super) struct Turns {
     postponed: Vec<Turn>,
 }
 
-/// Virtual time: cost divided by weight.
+/// Virtual time: cost divided by weight. Start and finish tags are such times.
 type VirtualTime = u128;
 
 /// Start tag, then arrival number: ties are served in order of arrival.

@@ -7,7 +7,7 @@
 //! of their arrival, behind all of a greedy host. Long reads begin in pieces of at most [`PIECE_BYTES`]. At the second,
 //! responses are sent in turns of at most [`SLICE_BYTES`]. So the poller looks at other hosts in between.
 //!
-//! Commands wait in the queue of their connection, without memory, as they do for memory. So as many wait as
+//! Commands wait in the lines of their connection, without memory, as they do for memory. So as many wait as
 //! the host's queue has entries, and other connections are received from. Turns are those of one poller; where
 //! a namespace's device or rate or a group's rate is the limit, `shares/pace.rs` keeps hosts in step across pollers.
 
@@ -44,7 +44,7 @@ pub(super) struct Sharing {
     mixed_until: Instant,
     /// The host of the last command.
     last: Option<HostId>,
-    /// Earliest time at which a limit lets a waiting command begin.
+    /// Earliest time at which a limit may let a waiting command begin, or at which paces are looked at again.
     pub(super) wake_at: Option<Instant>,
     /// Hosts with counts that are not published yet.
     touched: Vec<usize>,

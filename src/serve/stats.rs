@@ -27,7 +27,8 @@ pub struct TargetStats<N = u64> {
     pub accepted: N,
     /// Connections that the target closed because of the host's behaviour or because of a limit.
     pub dropped: N,
-    /// Refused connections and Connect commands: a limit was reached, or the host is not allowed.
+    /// Refused connections and Connect commands: a limit was reached, the host is not allowed, or its TLS handshake or
+    /// authentication failed.
     pub refused: N,
     /// Controllers and connections closed because a limit was reached, or because file descriptors or
     /// memory ran out. Evicted connections also count as `dropped`.

@@ -335,7 +335,7 @@ impl Subsystem {
         result
     }
 
-    /// Logs a refused Connect: a refusal with a kind also as a warning, and in the counters.
+    /// Logs a refused Connect. A refusal with a kind is a warning and is counted.
     fn log_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
         let hostnqn = data.hostnqn().ok();
         let why = &refusal.why;

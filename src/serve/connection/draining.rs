@@ -7,8 +7,8 @@ use super::{HostConnection, has_passed};
 use crate::io::Backend;
 
 impl HostConnection {
-    /// Returns whether the connection receives no more commands: the target drains, the host does not support ANA, and
-    /// no data of outstanding writes are awaited.
+    /// Returns whether the connection receives no more commands: the target drains and has not closed its side yet, the
+    /// host does not support ANA, and no data of outstanding writes are awaited.
     pub(super) fn takes_no_more(&self, backend: &Backend) -> bool {
         let Some(queue) = &self.queue else { return false };
         let is_open = backend.subsystem.draining_since().is_some() && self.drained.is_none();

@@ -68,8 +68,8 @@ impl Poller {
         }
     }
 
-    /// Reports the asynchronous events of all controllers, and checks time limits soon: controllers may have been
-    /// removed.
+    /// Reports the asynchronous events of the controllers whose admin queues are here, and checks time limits soon:
+    /// controllers may have been removed.
     pub(super) fn report_events(&mut self) {
         let admins = self.connections.iter().filter(|(_, c)| c.is_admin()).map(|(index, _)| index);
         for index in admins.collect::<Vec<_>>() {

@@ -62,6 +62,7 @@ pub(in super::super) struct Class {
 
 #[derive(Debug)]
 struct Bucket {
+    /// Bytes or commands per second.
     per_second: u64,
     /// The burst, in ticks.
     burst: u64,

@@ -93,7 +93,7 @@ impl Paces {
         self.device.waits(runner, now);
     }
 
-    /// Notes that no command of a host waits for the namespace on this poller.
+    /// Notes that no command of a host waits on this poller for the device, or for the rate of reads or of writes.
     pub(in super::super) fn leaves(&self, runner: Runner, is_write: bool) {
         self.rate(is_write).leaves(runner);
         self.device.leaves(runner);

@@ -96,7 +96,7 @@ struct LimiterState {
     classes: Classes,
     /// The paces of hosts at each namespace and in each group.
     paces: BTreeMap<Key, Weak<Paces>>,
-    /// Counters of connected hosts, and of some that have left: they outlive connections.
+    /// Counters by subsystem and host: of connected hosts, and of some that have left.
     usage: BTreeMap<(Nqn, Nqn), Arc<Usage>>,
     /// The number of counters at which those of hosts that have left are removed.
     forget_at: usize,
@@ -322,7 +322,7 @@ fn weight_of(rules: &[&HostRule]) -> u32 {
     rules.iter().find_map(|rule| rule.limits.weight).unwrap_or(DEFAULT_WEIGHT)
 }
 
-/// Hosts whose counters are kept after they have left.
+/// Number of counters below which those of hosts that have left are kept.
 const MAX_REMEMBERED: usize = 1024;
 
 #[cfg(test)]

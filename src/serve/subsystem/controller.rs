@@ -28,7 +28,7 @@ pub(crate) struct Controller {
     pub(crate) hostnqn: Nqn,
     pub(crate) hostid: [u8; 16],
     pub(crate) is_discovery: bool,
-    /// True if the admin queue is inside TLS; the I/O queues must then be, too.
+    /// True if the admin queue is inside TLS. I/O queues are inside TLS exactly then.
     pub(super) is_secured: bool,
     /// The generated TLS PSK of the admin queue; holding it keeps the PSK valid while the controller exists.
     pub(super) _generated: Option<Arc<TlsPsk>>,
@@ -227,7 +227,7 @@ impl Queue {
         }
     }
 
-    /// Returns whether the queue's controller is gone: its admin queue has closed, or it was disabled.
+    /// Returns whether the queue's controller was removed, or was disabled since this I/O queue connected.
     pub(crate) fn is_orphan(&self) -> bool {
         let controller = &self.controller;
         let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;
