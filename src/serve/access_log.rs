@@ -36,7 +36,8 @@ pub trait AccessLog: fmt::Debug + Send + Sync {
 pub struct AccessEvent<'a> {
     /// The target's subsystem. The host may have asked for another one.
     pub subsystem: &'a Nqn,
-    /// The host's NQN, as stated in Connect or proved by authentication; `None` before Connect.
+    /// The host's NQN, as stated in Connect or proved by authentication; `None` before Connect, or if Connect
+    /// names no valid NQN.
     pub host: Option<&'a Nqn>,
     /// The address from which the host connects, if known.
     pub peer: Option<SocketAddr>,

@@ -469,7 +469,8 @@ impl HostConnection {
     }
 
     /// Logs the end of an admin queue, and thus of its controller, at `INFO`, and that of other connections
-    /// at `DEBUG`. Hands the controller the reason and the connection's counters.
+    /// at `DEBUG`. Hands the controller the connection's counters and, of an admin queue, the reason. Tells the
+    /// access log of a queue that has not authenticated.
     pub(super) fn log_closed(&self, closed: Closed, now: Instant) {
         if let Some(queue) = &self.queue {
             // A failed authentication has been told already.

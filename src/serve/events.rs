@@ -98,8 +98,8 @@ impl Events {
         list
     }
 
-    /// Notes that the host has read the ANA log page. `is_draining`: the page said that the namespaces are inaccessible
-    /// here for good.
+    /// Notes that the host has read the ANA log page. `retain`: the next event still waits for the page to be read.
+    /// `is_draining`: the page said that the namespaces are inaccessible here for good.
     pub(super) fn ana_was_read(&self, retain: bool, is_draining: bool) {
         let mut state = self.state.lock();
         state.knows_inaccessible |= is_draining;

@@ -3,8 +3,8 @@
 //! A host that stops reading its responses keeps their buffers until it times out. The limit per host
 //! therefore falls with the free memory. If requests are small, the first such host gets about half of the memory, and
 //! the next one about half of the rest. So several such hosts leave some for hosts that read. Hosts are identified by
-//! NQN, as everywhere in the target. As NQNs can be invented, the poller also closes connections that hold memory
-//! without reading while others wait for it.
+//! NQN, as everywhere in the target. As NQNs can be invented, the poller also closes stalled connections that hold
+//! memory while others wait for memory.
 
 use std::collections::HashMap;
 

@@ -2,7 +2,7 @@
 //!
 //! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`, `nvme gen-tls-key`) or `dlfs key gen`. It
 //! must belong to the user or root, and nobody else may read it; so must a hosts file. Errors name the file and never
-//! repeat its contents.
+//! repeat a key.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};

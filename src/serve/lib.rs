@@ -98,7 +98,7 @@ pub struct Target {
 }
 
 impl Measured for Subsystem {
-    /// Adds a target's counters to the process's metrics, under the target's NQN.
+    /// Adds a target's counters and latencies to the process's metrics, under the target's NQN.
     fn measure(&self, snapshot: &mut Snapshot) {
         let subsystem = self.options.nqn.as_str();
         self.stats().measure(subsystem, snapshot);
@@ -124,11 +124,12 @@ impl Target {
         Target::serve(options, vec![listener], served)
     }
 
-    /// Starts the target's threads, and serves `served`, which may be empty, to hosts that connect to `listeners`.
+    /// Starts the target's threads, and serves `served` to hosts that connect to `listeners`.
     /// Ignores the address in the options.
     ///
     /// # Errors
-    /// The errors of [`Target::bind`]. `InvalidArgument` also: no listener, or two namespaces with one NSID.
+    /// `InvalidArgument`: no listener, or two namespaces with one NSID. Otherwise as for [`Target::bind`], but `served`
+    /// may be empty.
     pub fn serve(
         options: TargetOptions,
         listeners: Vec<TcpListener>,
@@ -220,15 +221,15 @@ impl Target {
         self.subsystem.set_allowed(hosts);
     }
 
-    /// Closes a host's connections; returns how many controllers it had. The host may connect again if it
-    /// could before.
+    /// Closes a host's connections, without those of the discovery service; returns how many controllers they had.
+    /// The host may connect again if it could before.
     pub fn disconnect(&self, host: &Nqn) -> usize {
         let ended = self.subsystem.disconnect(host);
         self.look_at_controllers();
         ended
     }
 
-    /// The connected controllers: a host has one entry for each of its controllers.
+    /// The connected controllers, without those of the discovery service. A host has one entry for each controller.
     pub fn connected(&self) -> Vec<ConnectedController> {
         self.subsystem.connected(Instant::now())
     }

@@ -42,7 +42,7 @@ pub struct TargetOptions {
     /// Lets hosts write, if the device is writable.
     pub writable: bool,
     /// Number of poller threads, each with queue pairs of its own. A new connection goes to the
-    /// poller with the fewest queues and stays there.
+    /// poller with the fewest I/O queues and stays there.
     pub num_pollers: usize,
     /// Pollers never sleep: each occupies one core.
     pub busy_poll: bool,
@@ -59,8 +59,8 @@ pub struct TargetOptions {
     pub max_queue_entries: u16,
     /// Maximum I/O queues of a controller.
     pub max_io_queues: u16,
-    /// Maximum controllers, without those of the discovery service. At the limit, the address with the most
-    /// controllers loses one to an address with few.
+    /// Maximum controllers, without those of the discovery service. At the limit, one that has been silent for
+    /// twice `max_keep_alive` is evicted, or one of the address with the most.
     pub max_controllers: u16,
     /// Maximum controllers per address: an IPv4 address, or the /64 of an IPv6 address. Hosts behind one
     /// NAT router share an address.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// The address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address, since one
-/// machine owns a whole /64.
+/// machine owns a whole /64. Of a link-local address, all bits count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Peer(u128);
 
@@ -56,7 +56,7 @@ impl PeerLimits {
         (self.total >= self.max).then_some(Limit::All)
     }
 
-    /// The value of that limit.
+    /// The value of a limit.
     pub(super) fn value(&self, limit: Limit) -> usize {
         match limit {
             Limit::Peer => self.max_per_peer,

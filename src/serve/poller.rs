@@ -612,14 +612,15 @@ const WAKER: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 /// Time for which a host waits for memory before the poller closes stalled connections that hold some.
 const MEMORY_WAIT_LIMIT: Duration = Duration::from_secs(1);
-/// Interval between checks of time limits.
+/// Interval between checks of time limits while a connection is not idle.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Interval between checks of time limits while nothing is connected.
 const IDLE_TICK: Duration = Duration::from_secs(60);
 /// Longest interval between checks while all connections are idle: so late may a poller learn that another poller has
 /// evicted or disabled a controller.
 const REST: Duration = Duration::from_secs(5);
-/// Interval at which held connections check whether the permitted hosts are known.
+/// Interval at which the poller checks whether connections are still held: see
+/// [`TargetOptions::hold`](super::TargetOptions::hold).
 const HELD_TICK: Duration = Duration::from_millis(5);
 /// Time limit for the pollers to apply a change.
 pub(super) const CHANGE_LIMIT: Duration = Duration::from_secs(10);

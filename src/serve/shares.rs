@@ -20,8 +20,9 @@ use std::collections::BinaryHeap;
 /// What waits for turns: a waiting line of a connection, or a connection with bytes to send. By the caller's indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
+    /// 0 for all connections without a Connect, else the index of the host plus 1.
     pub(super) host: usize,
-    /// The namespace of the connection's next command.
+    /// For the namespace of the connection's next command: twice the index of its queue, plus the number of the line.
     pub(super) namespace: usize,
     /// Twice the index of the connection, plus the number of its waiting line, 0 or 1: see [`Flow::connection_of`].
     pub(super) connection: usize,

@@ -184,8 +184,8 @@ impl Sharing {
     }
 
     /// Returns whether rate limits and paces, those of the namespace included, let a command of `host` begin now. If
-    /// not, sets [`Sharing::wake_at`], and notes with the paces what the host waits for. A command also waits if
-    /// others do.
+    /// they do not, sets [`Sharing::wake_at`], and notes with the paces what the host waits for. A limited command also
+    /// waits while others wait for turns.
     pub(super) fn is_within_limits(
         &mut self,
         host: HostId,

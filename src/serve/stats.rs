@@ -1,9 +1,9 @@
 //! Statistics of a target: counters, and latencies of commands from arrival to response.
 //!
-//! Pollers count and record without touching shared memory per command: [`Tally`] and [`EndedCommands`] are one
-//! poller's, and are added up once per iteration. A poller reads the clock once per iteration. A command that
-//! completes in one iteration is recorded with the next reading; by then, its response has been sent as far as the
-//! socket accepted it.
+//! Pollers count and record without touching shared memory for each command: [`Tally`] and [`EndedCommands`] are one
+//! poller's, and are added up once per iteration. Only errors are counted at once. A poller reads the clock once per
+//! iteration. A command that completes in one iteration is recorded with the next reading; by then, its response has
+//! been sent as far as the socket accepted it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -41,9 +41,9 @@ impl HostConnection {
                     self.async_events.retain(|&event| self.protocol.is_parked(event));
                     self.begin_admin(id, &sqe, data, backend);
                 }
-                // Sends no response: the controller is gone, so this connection closes in this or the next
-                // iteration, and the host repeats the command on a new connection. An error response would
-                // end the command.
+                // Sends no response: the controller is gone, so this connection closes at the next check of time
+                // limits, and the host repeats the command on a new connection. An error response would end the
+                // command.
                 Some(queue) if queue.is_orphan() => {}
                 Some(queue) if !queue.controller.is_enabled() => {
                     self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
@@ -85,7 +85,7 @@ impl HostConnection {
         self.protocol.finish(id, status, 0);
     }
 
-    /// Starts a Connect, the only command before the queue exists. Its data must have 1,024 bytes.
+    /// Starts a Connect, the only command before the queue exists. Its data must be 1,024 bytes in the capsule.
     fn begin_connect(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer) {
         const LEN: u32 = size_of::<ConnectData>() as u32;
         match data {
@@ -136,7 +136,7 @@ impl HostConnection {
             DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
                 self.start_or_wait(id, Need::Answer(room), backend);
             }
-            // A buffer larger than any response needs is refused, unless the command is refused anyway.
+            // A buffer larger than MDTS gets no memory, so that a response with data fails.
             DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
             DataTransfer::FromHost { len, .. } if len > FABRICS_CAPSULE_DATA_BYTES => {
                 self.fail(id, Status::INVALID_FIELD.do_not_retry());
@@ -151,7 +151,7 @@ impl HostConnection {
     }
 
     /// Executes an admin command and sends its response. `buf` takes the response's data: it has `room` bytes, or is
-    /// empty if the command transfers no data to the host, or more than any response has.
+    /// empty if the command transfers no data to the host, or more than MDTS.
     pub(super) fn answer(
         &mut self,
         id: CommandId,
@@ -233,7 +233,7 @@ impl HostConnection {
         }
     }
 
-    /// Receives a command's data into `buf`, which counts as held until the command completes.
+    /// Receives a command's data into `buf`, and counts `buf` as held.
     pub(super) fn receive_into(&mut self, id: CommandId, buf: IoBuf) {
         self.held_bytes += buf.len();
         self.protocol.receive(id, buf);

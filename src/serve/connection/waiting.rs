@@ -2,8 +2,8 @@
 //!
 //! A command that arrives begins at once if nothing is in its way and none waits before it
 //! ([`HostConnection::start_or_wait`]). Otherwise it waits in a line of [`Waiting`], until the poller gives the line a
-//! turn ([`HostConnection::start_first`]). It fails if its namespace is removed meanwhile; a read also fails if it
-//! waits too long.
+//! turn ([`HostConnection::start_first`]). A waiting command fails if its namespace is removed; a read also fails
+//! if it waits too long.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -164,8 +164,9 @@ impl HostConnection {
         }
     }
 
-    /// The memory that the connection has waited for during `limit` or longer. `None` if its host makes no
-    /// progress, or if its own limit, rather than other hosts, keeps it waiting.
+    /// The memory that the connection has waited for during `limit` or longer; `len` is 0 if only receiving is paused.
+    /// `None`: it has not waited so long, its host makes no progress, or its own limit, rather than other hosts,
+    /// keeps it waiting.
     pub(in super::super) fn memory_wait(
         &self,
         backend: &Backend,

@@ -51,7 +51,7 @@ pub(crate) struct Controller {
     pub(crate) events: Events,
     /// Creation time of the controller.
     pub(super) since: Instant,
-    /// True if the host has cleared DULBE (feature Error Recovery) on a thin namespace.
+    /// True if the host has cleared DULBE (feature Error Recovery) while a namespace was thinly provisioned.
     pub(crate) hides_unwritten: AtomicBool,
     /// The reason and counters that the access log gets when the controller ends.
     pub(super) end: ControllerEnd,
@@ -76,7 +76,7 @@ pub(crate) struct Queue {
     /// Entries of the submission queue, 0-based.
     pub(crate) sqsize: u16,
     pub(crate) sq_flow_control: bool,
-    /// True if the host has keys, and must authenticate on this queue.
+    /// True if the host must authenticate on this queue: it has secrets, and uses no generated TLS PSK.
     pub(crate) must_authenticate: bool,
     /// Generation of a TLS PSK by authentication on this queue: no, optional or required.
     pub(crate) concatenation: Concatenation,
@@ -188,33 +188,29 @@ impl Queue {
         let host = self.controller.hostnqn.as_str();
         let cntlid = self.controller.cntlid;
         let discovery = self.controller.is_discovery;
-        match self.qid {
-            0 => {
-                tracing::info!(%peer, host, cntlid, discovery, "connected");
-                self.tell_connected(peer);
-            }
-            qid => tracing::debug!(%peer, host, cntlid, qid, "connected an I/O queue"),
+        if self.qid != 0 {
+            let qid = self.qid;
+            return tracing::debug!(%peer, host, cntlid, qid, "connected an I/O queue");
         }
+        tracing::info!(%peer, host, cntlid, discovery, "connected");
+        self.tell(AccessKind::Connected {
+            discovery,
+            tls: self.controller.is_secured,
+            must_authenticate: self.must_authenticate,
+        });
     }
 
-    fn tell_connected(&self, peer: SocketAddr) {
-        let controller = &self.controller;
-        let kind = AccessKind::Connected {
-            discovery: controller.is_discovery,
-            tls: controller.is_secured,
-            must_authenticate: self.must_authenticate,
-        };
-        let who = Who { peer: Some(peer), host: Some(&controller.hostnqn) };
-        self.subsystem.access.tell(who, Some(controller.cntlid), kind);
+    /// Writes an event of the controller to the access log.
+    fn tell(&self, kind: AccessKind<'_>) {
+        let Controller { from, hostnqn, cntlid, .. } = &*self.controller;
+        let who = Who { peer: Some(*from), host: Some(hostnqn) };
+        self.subsystem.access.tell(who, Some(*cntlid), kind);
     }
 
     /// Writes to the access log, for an admin queue, that its connection ends before the host has authenticated.
     pub(crate) fn tell_unauthenticated(&self) {
         if self.qid == 0 {
-            let controller = &self.controller;
-            let who = Who { peer: Some(controller.from), host: Some(&controller.hostnqn) };
-            let kind = AccessKind::NotAuthenticated { why: LEFT };
-            self.subsystem.access.tell(who, Some(controller.cntlid), kind);
+            self.tell(AccessKind::NotAuthenticated { why: LEFT });
         }
     }
 
