@@ -149,8 +149,8 @@ impl IoBuf {
         Ok(())
     }
 
-    /// As [`IoBuf::unsplit`], but copies both buffers into new memory if they are not adjacent. They are not if one was
-    /// replaced because a lost device may still write to it.
+    /// As [`IoBuf::unsplit`], but copies both buffers into new memory if they are not adjacent. Two parts of a
+    /// buffer are not if one was replaced, because a lost device may still write to it.
     pub fn rejoin(&mut self, other: IoBuf) {
         if let Err(other) = self.unsplit(other) {
             let mut whole = IoBuf::zeroed(self.len + other.len);

@@ -265,11 +265,6 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Inner {
-    /// The device driver that the memory belongs to.
-    pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
-        self.mapping.source()
-    }
-
     /// Frees the slots of the allocation with this header.
     pub(super) fn give_back(&self, header: NonNull<Header>, num_slots: u32) {
         let offset = header.addr().get() - self.headers.as_ptr().addr();
@@ -323,8 +318,13 @@ impl Allocation {
         assert!(len > 0, "an empty buffer needs no allocation");
         let mapped = if len >= mapped_from_len { Allocation::mapped(len) } else { None };
         let (backing, start) = mapped.or_else(|| Allocation::on_the_heap(len))?;
+        Some((Allocation::with_own_header(backing), start))
+    }
+
+    /// The first handle on memory with a header of its own, in a `Box`.
+    fn with_own_header(backing: Backing) -> Allocation {
         let header = Box::new(Header { handles: Handles::new(1), backing });
-        Some((Allocation(NonNull::from(Box::leak(header))), start))
+        Allocation(NonNull::from(Box::leak(header)))
     }
 
     /// Maps memory for one buffer; from 2 MiB on in transparent huge pages, if available. These make random accesses to
@@ -340,10 +340,9 @@ impl Allocation {
     pub(super) fn of_spares(home: &Arc<Spares>, len: usize) -> Option<(Allocation, NonNull<u8>)> {
         let mapping = home.take(len)?;
         let start = mapping.start();
-        let mapping = Box::new(mapping);
-        let backing = Backing::Mapped { mapping, home: Some(Arc::clone(home)) };
-        let header = Box::new(Header { handles: Handles::new(1), backing });
-        Some((Allocation(NonNull::from(Box::leak(header))), start))
+        let home = Some(Arc::clone(home));
+        let backing = Backing::Mapped { mapping: Box::new(mapping), home };
+        Some((Allocation::with_own_header(backing), start))
     }
 
     fn on_the_heap(len: usize) -> Option<(Backing, NonNull<u8>)> {
@@ -356,11 +355,7 @@ impl Allocation {
 
     /// The first handle on bytes that `memory` owns and others may share.
     pub(super) fn lending(memory: Arc<dyn Send + Sync>) -> Allocation {
-        let header = Box::new(Header {
-            handles: Handles::new(1),
-            backing: Backing::Lent { _memory: memory },
-        });
-        Allocation(NonNull::from(Box::leak(header)))
+        Allocation::with_own_header(Backing::Lent { _memory: memory })
     }
 
     /// The first handle on `num_slots` slots of `pool`, starting at the slot of `header`.
@@ -400,7 +395,7 @@ impl Allocation {
             Backing::Pool { pool, .. } => {
                 // SAFETY: the allocation holds a reference to the pool, see `of_slots`.
                 let pool = unsafe { &*pool.load(Ordering::Relaxed) };
-                pool.source()
+                pool.mapping.source()
             }
             Backing::Heap { .. } | Backing::Mapped { .. } | Backing::Lent { .. } => None,
         }
@@ -437,13 +432,13 @@ impl Drop for Allocation {
                 let layout = *layout;
                 // SAFETY: allocated with this layout in `on_the_heap`; this was the last handle.
                 unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
-                // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here; no reference
-                // into the header is alive, `start` and `layout` were copied out.
+                // SAFETY: leaked from a `Box` in `with_own_header`, freed once, here; no reference into the header
+                // is alive, `start` and `layout` were copied out.
                 drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
             Backing::Mapped { .. } | Backing::Lent { .. } => {
-                // SAFETY: leaked from a `Box` in `allocate_zeroed`, `of_spares` or `lending`, freed once, here, with
-                // what it maps or keeps alive; no reference into either is alive, this was the last handle.
+                // SAFETY: leaked from a `Box` in `with_own_header`, freed once, here, with what it maps or keeps
+                // alive; no reference into either is alive, this was the last handle.
                 let header = unsafe { Box::from_raw(self.0.as_ptr()) };
                 if let Backing::Mapped { mapping, home: Some(home) } = header.backing {
                     home.give_back(*mapping);

@@ -57,25 +57,25 @@ impl<T> Forked<T> {
     /// A thread that does not exist in the child may hold the value's locks for ever: never wait for them,
     /// at most use `try_lock`. The connections and threads that the value describes are the ancestor's.
     pub fn inherited(&self) -> Option<&T> {
-        let pid = process_id();
-        let mut last = self;
-        while last.pid != pid {
-            match last.child.get() {
-                Some(child) => last = child,
-                None => return last.value.as_ref(),
-            }
-        }
-        None
+        let (last, is_ours) = self.last();
+        if is_ours { None } else { last.value.as_ref() }
     }
 
     /// The value of the calling process; `None` in a child that has not created one.
     pub fn get(&self) -> Option<&T> {
+        let (last, is_ours) = self.last();
+        if is_ours { last.value.as_ref() } else { None }
+    }
+
+    /// The [`Forked`] of the calling process and `true`, or else that of its nearest ancestor and `false`.
+    fn last(&self) -> (&Forked<T>, bool) {
         let pid = process_id();
-        let mut owner = self;
-        while owner.pid != pid {
-            owner = owner.child.get()?;
+        let mut last = self;
+        while last.pid != pid {
+            let Some(child) = last.child.get() else { return (last, false) };
+            last = child;
         }
-        owner.value.as_ref()
+        (last, true)
     }
 
     /// [`Forked::get`] with mutable access.
@@ -106,12 +106,8 @@ impl<T> Forked<T> {
     /// # Errors
     /// The errors of `make`.
     pub fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        let mut last = self;
-        while last.pid != process_id() {
-            let Some(child) = last.child.get() else { break };
-            last = child;
-        }
-        if last.pid != process_id() {
+        let (mut last, is_ours) = self.last();
+        if !is_ours {
             // Created before it is stored, so that the cell is locked only briefly. If another thread
             // stores its value first, that value is used.
             let _ = last.child.set(Box::new(Forked::new(make()?)));

@@ -166,7 +166,7 @@ impl Controller {
         }
     }
 
-    /// The TLS PSK, once authenticated with secure channel concatenation.
+    /// The TLS PSK of an authentication with secure channel concatenation, for use once that has succeeded.
     pub fn generated_psk(&self) -> Option<TlsPsk> {
         self.psk.clone()
     }

@@ -164,7 +164,7 @@ impl Host {
         }
     }
 
-    /// The TLS PSK, once authenticated with [`Concatenation::Required`].
+    /// The TLS PSK of an authentication with [`Concatenation::Required`], for use once that has succeeded.
     pub fn generated_psk(&self) -> Option<TlsPsk> {
         self.psk.clone()
     }

@@ -188,6 +188,7 @@ impl Connection {
 
     /// Notes that Connect succeeded. From now on, at most `sqsize` commands may be outstanding: one fewer than the
     /// queue has entries, which is SQSIZE as on the wire. Each may have up to `max_capsule_data_bytes` in its capsule.
+    /// `sq_flow_control`: completions tell the host the head of the submission queue.
     pub fn connected(&mut self, sqsize: u16, max_capsule_data_bytes: u32, sq_flow_control: bool) {
         self.max_outstanding = sqsize.max(1);
         self.deframer.set_max_capsule_data(max_capsule_data_bytes);

@@ -183,7 +183,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.slots.commands().map(|command| &command.payload)
     }
 
-    /// Returns whether a command with data for the controller is outstanding.
+    /// Returns whether a command with data for the controller is outstanding without a response.
     pub fn owes_data(&self) -> bool {
         let owes = |command: &Outstanding<B>| {
             command.transfer == Transfer::Out && command.outcome.is_none()
@@ -363,7 +363,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         payloads
     }
 
-    /// Ends the connection; a termination request is queued if the stream permits one.
+    /// Ends the connection; queues a termination request if the error calls for one and the stream permits it.
     fn fail(&mut self, error: ProtocolError) -> ProtocolError {
         self.failed = Some(error);
         self.receiving = None;

@@ -353,11 +353,12 @@ const PAYLOADS_MIN: usize = 3;
 /// The limit up to which the number of payloads to guess doubles.
 const PAYLOADS_MAX: usize = 64;
 
-/// Scratch after large payloads while only large reads are outstanding: enough for the headers up to the
-/// next payload. Further bytes would be payload that must be copied.
+/// Scratch after the payloads of the plan if these are all reads, or as many as the plan may have, or if only large
+/// reads are outstanding: enough for the headers up to the next payload. Further bytes would be payload that must be
+/// copied.
 pub(super) const SCRATCH_AMONG_BULK: usize = 256;
 
-/// Scratch after large payloads while small reads are outstanding, too.
+/// Scratch after the payloads of the plan while large and small reads are outstanding, and the plan lacks some.
 pub(super) const SCRATCH_MIXED: usize = 16 << 10;
 
 /// Minimum and maximum number of receive calls without guessing after a wrong guess.
