@@ -2,8 +2,8 @@
 //!
 //! [`units`] has the integer types, [`error`] the error type, [`buf`] memory for device I/O, and [`metrics`] all
 //! metrics by name. [`process`] holds values that a forked child must not use. [`checksum`] and [`permutation`] are
-//! arithmetic, and [`folders`] chooses the files of a folder. Hidden modules are small tools of the other crates: files,
-//! threads, log messages, random numbers.
+//! arithmetic, and [`folders`] chooses the files of a folder. Hidden modules are small tools of the other crates:
+//! files, threads, log messages, random numbers.
 //!
 //! It is not a general-purpose library, and hidden items may change with any commit. Nothing here does I/O on
 //! namespaces, or decodes media or wire. `tests/tidy.rs` lists the pure modules of all crates.

@@ -17,7 +17,8 @@ pub(super) mod rules;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What waits for turns: a waiting line of a connection, or a connection with bytes to send. By the caller's indices.
+/// An entry that waits for turns: a waiting line of a connection, or a connection with bytes to send. By the caller's
+/// indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
     /// 0 for all connections without a Connect, else the index of the host plus 1.

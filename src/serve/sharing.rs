@@ -214,7 +214,7 @@ impl Sharing {
         let runner = share.runner(self.poller.0);
         let mut waits_elsewhere = own > ticks;
         let group = share.group.as_deref();
-        // Of the group's rate and the namespace's, paces know the host as waiting only at the one that is ready last.
+        // Paces know the host as waiting at one rate only: the group's or the namespace's, whichever is ready last.
         for (paces, ready, other) in [(group, grouped, shared), (paces, shared, grouped)] {
             let Some(paces) = paces else { continue };
             if waits_elsewhere || other > ready.max(ticks) {
