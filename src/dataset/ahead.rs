@@ -29,11 +29,11 @@ pub struct AheadStats {
     pub samples: u64,
     /// Bytes of these samples.
     pub bytes: u64,
-    /// Files that were ready when they were asked for, or soon after.
+    /// Files handed out from the window, at once or after a wait.
     pub hits: u64,
-    /// Files that were not ready.
+    /// Files asked for that were not in the window, even after a wait.
     pub misses: u64,
-    /// Samples that were read ahead and never handed out.
+    /// Samples that were read ahead and dropped without having been handed out.
     pub unused: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct Ahead<T: Clone + Send + 'static> {
 #[derive(Debug)]
 struct Shared<T> {
     window: Mutex<Window<T>>,
-    /// Notified whenever the window changes.
+    /// Notified when the thread has read a sample or ends, when a sample is taken or awaited, and on drop.
     changed: Condvar,
 }
 
@@ -74,9 +74,9 @@ struct Window<T> {
     first: u64,
     /// For each sample, the number of one of its entries. [`Window::take`] moves on from a taken entry to the next.
     entries: HashMap<SampleId, u64>,
-    /// The samples of the batch that the thread waits for (`coming`), and those of the batch after it
-    /// (`following`). A program that follows the order asks for one of these, also between two batches: it then
-    /// waits for the sample instead of reading it itself.
+    /// The samples of the current batch that the thread has yet to make values of (`coming`), and those of the batch
+    /// after it (`following`). A program that follows the order asks for one of these, also between two batches: it
+    /// then waits for the sample instead of reading it itself.
     coming: HashSet<SampleId>,
     following: HashSet<SampleId>,
     /// Bytes of the samples in the window.
@@ -91,12 +91,14 @@ struct Window<T> {
     missed: VecDeque<(SampleId, u64)>,
     /// Samples that the program waits for.
     awaited: HashSet<SampleId>,
-    /// Misses since the last hit, or since the window last had room. At [`MISSES`], a full window is dropped.
+    /// Misses since the last hit, or since the window last had room; raised to [`MISSES`] when the program begins to
+    /// wait for a sample of the current batch. From [`MISSES`] on, all entries of a full window are dropped.
     misses: u64,
     /// Samples skipped in search of the program's position. The search ends at a sample that the program has
     /// recently missed or waits for. `None`: no search is under way.
     sought: Option<u64>,
-    /// Searches since the last hit. At [`MOVES`], readahead ends.
+    /// Searches since the last hit; [`MOVES`] once a search has skipped more than [`MOST_SOUGHT`] samples. At
+    /// [`MOVES`], readahead ends.
     moves: u32,
     /// Set once readahead has ended, or is to end.
     end: Option<End>,
@@ -119,7 +121,7 @@ struct Kept<T> {
 /// Reason why readahead has ended.
 #[derive(Debug, Clone)]
 enum End {
-    /// The program follows no order, or this value is being dropped.
+    /// The program does not follow the order, or the [`Ahead`] is being dropped.
     Stopped,
     /// The order has no more samples.
     Finished,
@@ -179,8 +181,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         Ok(Ahead { shared, thread: Some(thread), _metered })
     }
 
-    /// Takes the value of the sample, if it was read ahead. If it is just being read, waits at most 10 s for
-    /// it.
+    /// Hands out the value of the sample, if it is in the window; later calls may get it again. If the sample is in the
+    /// batch being read, or in the next one and the window has room, waits at most 10 s for it.
     pub fn take(&self, id: SampleId) -> Option<T> {
         let mut window = self.shared.window.lock();
         let until = Instant::now() + LONGEST_WAIT;
@@ -280,8 +282,7 @@ impl<T: Clone> Shared<T> {
         }
     }
 
-    /// Waits until the window has room; `None` if readahead has ended, or has found no position of the program in
-    /// [`MOVES`] searches.
+    /// Waits until the window has room; `None` if readahead has ended, or `moves` has reached [`MOVES`].
     fn with_room<'a>(
         &self,
         mut window: MutexGuard<'a, Window<T>>,
@@ -297,7 +298,7 @@ impl<T: Clone> Shared<T> {
 }
 
 impl<T: Clone> Window<T> {
-    /// Takes the value of the sample if it is in the window; otherwise counts a miss.
+    /// A copy of the sample's value if the sample is in the window, whose entry is then taken; otherwise counts a miss.
     fn take(&mut self, id: SampleId) -> Option<T> {
         self.asked += 1;
         while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MISSES) {
@@ -376,9 +377,10 @@ impl<T: Clone> Window<T> {
         self.bytes >= self.most_bytes || self.kept.len() >= self.most_samples
     }
 
-    /// Drops entries that are no longer useful, the oldest first: taken entries; entries so far behind a
-    /// taken sample that the program has skipped them; and all entries when the program asks only for other
-    /// samples. Returns whether there is room.
+    /// Drops entries of a full window, the oldest first, until there is room: an entry that is taken, or while an entry
+    /// in the newer half of the window is taken, since the program has then skipped the older ones. Drops all entries
+    /// and begins a search if the window is still full and the program asks only for other samples. Returns whether
+    /// there is room.
     fn make_room(&mut self) -> bool {
         if self.sought.is_some_and(|sought| sought > MOST_SOUGHT) {
             self.moves = MOVES;
@@ -424,7 +426,8 @@ impl<T: Clone> Window<T> {
 
 /// The longest that a program waits for a sample that is being read ahead, before it reads the sample itself.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Misses after which a full window is dropped: the program is elsewhere in the order.
+/// Misses after which a full window is dropped, since the program is elsewhere in the order. A miss is recent during as
+/// many further requests.
 const MISSES: u64 = 64;
 /// Searches without a hit after which readahead stops: the program has another order.
 const MOVES: u32 = 16;

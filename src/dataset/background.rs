@@ -67,10 +67,11 @@ impl<T: Send + 'static> Background<T> {
     }
 }
 
-/// Runs `work` in the background and waits for it, until `watch` ends the wait or `deadline` passes.
+/// Runs `work` in the background and waits for it, until `watch` ends the wait or `deadline` has passed since the call;
+/// `None`: no deadline. Only work that connects has one: the error of a late end says so.
 ///
 /// # Errors
-/// Errors of `work`; `Interrupted`; `TimedOut`.
+/// Errors of `work` and of [`Background::start`]; `Interrupted`: `watch` ended the wait; `TimedOut`.
 pub(super) fn in_background<T: Send + 'static>(
     watch: &mut dyn Watch,
     deadline: Option<Duration>,

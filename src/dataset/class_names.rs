@@ -15,7 +15,8 @@ use crate::qpair::ConnectOptions;
 /// of the text file `from`. An import with the training set's class names gives each class the same number.
 ///
 /// # Errors
-/// Errors of opening. `BadSource`: there are no classes, or a line is empty or occurs twice.
+/// Errors of parsing the address, and of opening. `BadSource`: there are no classes, a line is empty or occurs twice,
+/// or the text is longer than 64 MiB.
 pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>>> {
     let addresses = Address::parse_list_os(from)?;
     let text = match &addresses[..] {
@@ -36,7 +37,8 @@ pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>
     Ok(names)
 }
 
-/// The content of a text file; `None`: `path` is not a regular file, or is an image.
+/// The content of a text file; `None`: `path` is not a regular file, or its first [`HEAD_BYTES`] have a zero byte, as
+/// those of an image.
 fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
     if !path.is_file() {
         return Ok(None);
@@ -73,7 +75,7 @@ fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// The first bytes of an image hold a superblock, which has zeroes; text has none.
+/// The first bytes of an image hold a superblock, which has zero bytes; text has none.
 const HEAD_BYTES: u64 = 4096;
 /// More bytes than the class names of any image.
 const MAX_TEXT_BYTES: u64 = 64 << 20;

@@ -8,7 +8,7 @@ use crate::metrics::{Histogram, Recorder};
 use crate::prefetch::LoaderStats;
 use crate::reader::ReadStats;
 
-/// The sum of two loaders' counters.
+/// The sum of two loaders' counters, except `pages`, which are those of `b`, or of `a` if `b` has none.
 pub fn sum_stats(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     let mut read = a.read;
     add_difference(&mut read, ReadStats::default(), b.read);

@@ -32,7 +32,8 @@ pub struct Files {
     counters: FileCounters,
 }
 
-/// The verified bytes of one file. They share the buffer that they were read into.
+/// The verified bytes of one file. The read buffer is shared, unless the file's form differs from the bytes of its
+/// field.
 #[derive(Debug)]
 pub struct FileBytes {
     /// The sample alone.
@@ -43,7 +44,8 @@ pub struct FileBytes {
     file: Option<Vec<u8>>,
 }
 
-/// The lengths of the fields of the samples read last: at most one sample a slot.
+/// The lengths of the files of all fields of samples that were read lately. The entry of a sample is at its id modulo
+/// [`LENS_ENTRIES`].
 type FieldLens = Mutex<Vec<Option<(SampleId, Box<[u64]>)>>>;
 
 impl Files {
@@ -68,8 +70,8 @@ impl Files {
         &self.tree
     }
 
-    /// The attributes of a node. If samples have fields, reads the sample unless it was read recently: only
-    /// the sample itself holds the lengths of its fields.
+    /// The attributes of a node. If samples have fields, reads the sample, or of a large one the table of fields,
+    /// unless its lengths are kept: only the sample itself holds the lengths of its fields.
     ///
     /// # Errors
     /// Errors of reading a sample.
@@ -145,8 +147,8 @@ impl Files {
         })
     }
 
-    /// Opens the file's copy in a tier, if that copy is a complete file of its own: see
-    /// [`Cache::open_copy`](crate::cache::Cache::open_copy).
+    /// Opens the file's copy in a tier, if that copy is a complete file of its own; returns the tier's number and the
+    /// result of `open`. See [`Cache::open_copy`](crate::cache::Cache::open_copy).
     pub fn open_copy<T>(&self, file: File, open: impl FnOnce(&Path) -> T) -> Option<(u8, T)> {
         if self.has_fields() {
             return None;
@@ -231,10 +233,10 @@ impl Files {
 
     /// The length of the file of a field: kept, or read with the sample.
     fn field_len(&self, file: File, watch: &mut dyn Watch) -> Result<u64> {
-        let slot = file.id.0 as usize % KEPT;
+        let at = file.id.0 as usize % LENS_ENTRIES;
         // Without a wait: a read is the alternative if another thread has the lock.
         if let Some(kept) = self.kept().try_lock()
-            && let Some((id, lens)) = &kept[slot]
+            && let Some((id, lens)) = &kept[at]
             && *id == file.id
         {
             return Ok(lens[usize::from(file.field)]);
@@ -245,7 +247,7 @@ impl Files {
         }
     }
 
-    /// Keeps the lengths of the files of all fields of a sample.
+    /// Keeps the lengths of the files of all fields of a sample, unless another thread has the lock.
     fn keep_lens(&self, id: SampleId, record: &[u8]) -> Result<()> {
         let ranges = fields::split(record, self.dataset.directory().fields().len())
             .map_err(|error| Error::from(error).sample(id))?;
@@ -253,13 +255,13 @@ impl Files {
             range.map_or(0, |range| self.file_of(field, &record[range]).len() as u64)
         });
         if let Some(mut kept) = self.kept().try_lock() {
-            kept[id.0 as usize % KEPT] = Some((id, lens.collect()));
+            kept[id.0 as usize % LENS_ENTRIES] = Some((id, lens.collect()));
         }
         Ok(())
     }
 
     fn kept(&self) -> &FieldLens {
-        self.field_lens.get_or_init(|| Mutex::new((0..KEPT).map(|_| None).collect()))
+        self.field_lens.get_or_init(|| Mutex::new((0..LENS_ENTRIES).map(|_| None).collect()))
     }
 }
 
@@ -363,5 +365,5 @@ impl Counted {
 /// The extended attribute with the number of bytes of a file's sample that have copies in a tier.
 const KEPT_IN_TIERS: &str = "user.dlfs.kept";
 
-/// Slots for the lengths of fields, one sample each.
-const KEPT: usize = 4096;
+/// Entries of [`FieldLens`], one sample each.
+const LENS_ENTRIES: usize = 4096;

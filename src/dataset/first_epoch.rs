@@ -14,7 +14,8 @@
 //!
 //! # Invariants
 //! - The index of a shard is kept before a sample of the next one in its lane is handed out.
-//! - Nothing waits without a limit: a consumer asks again, and dropping ends the threads at their next sample.
+//! - A consumer waits at most for the limit that it gives, and may ask again. A lane's thread waits for the consumer
+//!   without a limit; dropping the [`FirstEpoch`] ends that wait, and decoding at the next sample.
 //!
 //! # What to read next
 //! `first_epoch/lane.rs`: the thread of a lane.
@@ -65,9 +66,11 @@ pub struct FirstEpoch {
 
 /// A lane, as the consumer sees it.
 struct Lane {
-    /// Windows from the lane's thread. An error, or `None` of a lane without samples, is the last message.
+    /// Windows from the lane's thread. The last message is the window that ends the lane, `None` if the lane has no
+    /// samples left, or an error.
     windows: Receiver<Result<Option<Window>>>,
-    /// The window at `place`, and the order of its samples; `None`: the next one has not arrived.
+    /// The window at `place`, and the order of its samples; `None`: the next one has not arrived, or the lane has
+    /// ended.
     window: Option<(Arc<Window>, Permutation)>,
     /// The place behind the samples that were picked.
     place: LanePlace,
@@ -88,17 +91,18 @@ struct Ready {
 }
 
 impl FirstEpoch {
-    /// The lanes and windows for these options: all ranks have the same options, and so the same lanes.
+    /// The lanes and windows for these options: all ranks have the same options, and so the same lanes. A rank has 32
+    /// lanes, or 8 of shards with columns; from 8 ranks on, the job has 256 or 64 in all, and at least one a rank.
     pub fn order(set: &ShardSet, options: &LoaderOptions, epoch: Epoch) -> LaneSpec {
         let world_size = options.world_size.max(1);
         // Columns are read by whole blocks, which need memory beside the windows; all else is read as it arrives.
-        let (lanes, parts) = if set.has_columns() { (8, 5) } else { (32, 4) };
+        let (lanes, divisor) = if set.has_columns() { (8, 5) } else { (32, 4) };
         let lanes = world_size.saturating_mul(lanes).min(8 * lanes).max(world_size);
         let memory =
             if options.window_bytes == 0 { WINDOW_BYTES } else { options.window_bytes } as u64;
         // Two windows of each lane; the rest is for batches in use, and for what arrives.
-        let a_lane = (memory / u64::from(lanes.div_ceil(world_size)) / parts).max(1);
-        let chunk = 1_u64 << a_lane.ilog2();
+        let a_window = (memory / u64::from(lanes.div_ceil(world_size)) / divisor).max(1);
+        let chunk = 1_u64 << a_window.ilog2();
         let chunk = chunk.clamp(MIN_CHUNK_BYTES.into(), MAX_CHUNK_BYTES.into());
         let window_bytes = chunk / 8 * 7; // the rest is for names and labels, outside the pool
         LaneSpec { seed: options.order.seed, epoch, lanes, window_bytes }
@@ -107,12 +111,14 @@ impl FirstEpoch {
     /// Begins `epoch` of a run over `set`, or goes on from `resume`, a state of all ranks or of this one. The set keeps
     /// the indexes.
     ///
-    /// Uses seed, batch size, rank, world size and window of `options`, and whether a short last batch is dropped. What
-    /// is read goes to the image of `filling`, too; what that has already is read from there.
+    /// Uses seed, batch size, rank, world size and window of `options`, and whether a short last batch is dropped.
+    /// Samples that are read from shards are also written to the image of `filling`; shards that this image already
+    /// holds are read from it.
     ///
     /// # Errors
     /// `InvalidArgument`: the state belongs to other shards, another seed or epoch, or lacks lanes of this rank; the
-    /// options ask for batches that need all lengths. `OutOfMemory`: there is no window.
+    /// options ask for an order that needs the index of all shards. `OutOfMemory`: there is no memory for windows.
+    /// Errors of reading the first shard, and of starting threads.
     pub fn begin(
         (set, filling): (&Arc<ShardSet>, Option<&Arc<ShardFilling>>),
         options: &LoaderOptions,
@@ -176,7 +182,7 @@ impl FirstEpoch {
         Ok(())
     }
 
-    /// The state after the batches delivered so far. [`LaneState::merge`] makes that of the job of those of all ranks.
+    /// The state after the batches delivered so far. [`LaneState::merge`] joins the states of all ranks.
     pub fn state(&self) -> &LaneState {
         &self.state
     }
@@ -356,7 +362,7 @@ fn memory(state: &LaneState) -> Result<Pool> {
     Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })
 }
 
-/// Refuses options that need the lengths of all samples, or other data.
+/// Refuses options that need the index of all shards.
 fn check(options: &LoaderOptions) -> Result<()> {
     let refused = [
         (options.budget.is_some(), "batches by tokens"),

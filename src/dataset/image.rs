@@ -4,8 +4,8 @@
 //! select the generation, reads the snapshot and keeps the directory. [`Image::reader`] and
 //! [`Image::prefetcher`] make readers of its samples. [`Image::verify`] reads the whole image and reports damage.
 //!
-//! The directory is read from the snapshot: the columns at once, the lookup tree and the names on demand. Worker
-//! processes can map the bytes of the snapshot instead of reading them again ([`Image::share_snapshot`]).
+//! The directory is read from the snapshot: the columns at once, the lookup tree, the names and the origins on demand.
+//! Worker processes can map the bytes of the snapshot instead of reading them again ([`Image::share_snapshot`]).
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -31,7 +31,7 @@ use crate::units::{ALIGN_BYTES, SampleId};
 /// An open image: one generation of a data set, and its namespaces.
 #[derive(Clone)]
 pub struct Image {
-    /// The namespaces, by the index in their superblocks; or, through tiers and peers, devices that read them so.
+    /// A device for each namespace, by the index in its superblock. With tiers or peers, the device reads through them.
     pub(super) devices: Vec<Arc<dyn Device>>,
     /// The plain folder, if the image is one.
     pub(super) folder: Option<Arc<FolderNamespace>>,
@@ -223,9 +223,8 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// Reads the part of the directory that reads by id need: all but the lookup tree and the names, which are
-/// most of the snapshot and which training never needs. Also returns the bytes that the directory was decoded
-/// from.
+/// Reads the columns of the directory, which reads by id need. The lookup tree, the names and what lies behind them in
+/// the snapshot are read later, if at all. Also returns the bytes that the directory was decoded from.
 pub(super) fn read_directory(
     opened: &SuperblockSet,
     devices: &[Arc<dyn Device>],

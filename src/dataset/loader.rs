@@ -49,15 +49,15 @@ pub struct Loader {
     /// Image, generation and order of the run's states. The current epoch and samples consumed are in `position`, the
     /// lanes of the order in `lanes`.
     base: State,
-    /// Lanes and version of a grouped order, which a resumed state may change; see `pack_lanes`.
+    /// Lanes of a grouped order, which a resumed state may change; 0 for other orders.
     lanes: AtomicU64,
     /// Epoch and samples consumed. Outside the lock, so that a forked child can read it.
     position: AtomicU64,
     /// The place within rows of tokens at that position. A thread that reads it while it changes may get words of two
     /// places, which [`State::check_place`] detects.
     place: [AtomicU64; 4],
-    /// The position after the last batch if that batch was not the epoch's last, so that more batches follow; else
-    /// `u64::MAX`.
+    /// The position after the last delivered batch if that batch was not the epoch's last, so that more batches follow;
+    /// else, and before the first batch, `u64::MAX`.
     more_after: AtomicU64,
     closed: AtomicBool,
     /// The reader of this process: a forked child starts one of its own.
@@ -78,11 +78,11 @@ struct Running {
     previous: Option<Reading>,
     /// The window for the first reader, if [`Loader::prepare`] has allocated it.
     prepared: Option<Arc<Window>>,
-    /// Counters of earlier readers of this run.
+    /// Counters of earlier readers of this run, and the waits for readers to start.
     past: LoaderStats,
     /// The record of the deliveries and waits since the first batch.
     record: Option<Record>,
-    /// Number of readers that were ended. A batch that was taken before the last end is not the next one any more.
+    /// Number of calls of [`Running::end`]. A batch that was taken before the last of them is no longer the next one.
     ends: u64,
 }
 
@@ -126,8 +126,8 @@ impl Loader {
         })
     }
 
-    /// Starts another run over the same data set with the same options and from the same state, with a
-    /// window of its own, and a trace of its own if the options have one.
+    /// A loader of another run over the same data set with the same options and from the same state. It has a window of
+    /// its own, and a trace and layouts of rows of its own if the options have them.
     ///
     /// # Errors
     /// `Interrupted`: this loader was closed.
@@ -146,7 +146,7 @@ impl Loader {
     /// the reading process, before its own preparations. It reads no samples.
     ///
     /// # Errors
-    /// `OutOfMemory`: the window cannot be allocated.
+    /// `OutOfMemory`: the window cannot be allocated. `Interrupted`: the loader was closed.
     pub fn prepare(&self) -> Result<()> {
         self.check_open()?;
         if self.options.node.is_some() {
@@ -187,7 +187,7 @@ impl Loader {
 
     /// Takes the next batch without moving the run behind it, for a caller that may fail to pass the batch on. The
     /// state of the run stays before the batch until [`Loader::deliver`] is called; until then the caller keeps the
-    /// batch, and must not take another one.
+    /// batch, and must not take another one. `None` after the last batch of the last epoch.
     ///
     /// # Errors
     /// Errors of [`Loader::next`].
@@ -198,7 +198,7 @@ impl Loader {
         Ok(taken.map(|taken| (batch, taken)))
     }
 
-    /// Like [`Loader::take`], without waiting: `None` if no batch is ready.
+    /// Like [`Loader::take`], without waiting: `None` also if no batch is ready.
     ///
     /// # Errors
     /// Errors of [`Loader::next`].
@@ -238,14 +238,15 @@ impl Loader {
         let asked = Instant::now();
         self.options.trace.iter().for_each(|trace| _ = trace.began(asked));
         let mut until = deadline(asked, self.options.deadline);
-        let mut prepared = self.prepared();
+        let mut before = self.preparation();
         loop {
             self.check_open()?;
             // Staging a share may take long, and so may passing over many rows; the deadline limits only a time
             // without progress.
-            if prepared != self.prepared() {
+            let preparation = self.preparation();
+            if before != preparation {
                 until = deadline(Instant::now(), self.options.deadline);
-                prepared = self.prepared();
+                before = preparation;
             }
             let left = until.saturating_duration_since(Instant::now());
             let limit = left.min(TICK);
@@ -260,12 +261,13 @@ impl Loader {
     }
 
     /// Progress of the work before the next batch can be read: samples staged, and rows passed over.
-    fn prepared(&self) -> (u64, u64) {
+    fn preparation(&self) -> (u64, u64) {
         let drawn = self.options.layouts.as_ref().map_or(0, |layouts| layouts.drawn());
         (self.staged(), drawn)
     }
 
-    /// Moves to the start of `epoch`. If the run is already there, readahead keeps its samples.
+    /// Moves to the start of `epoch`, or to the end of the run if `epoch` is the end of the options' epochs. If the run
+    /// is already there, readahead keeps its samples.
     ///
     /// # Errors
     /// `InvalidArgument`: the run has no such epoch.
@@ -362,7 +364,7 @@ impl Loader {
         running.reading.as_ref().is_some_and(|reading| reading.is_resident(id))
     }
 
-    /// Counters of this rank's store so far; `None` without a store or after it is closed.
+    /// Counters of this rank's store so far; `None` without a store, or once the last handle to its data set is gone.
     pub fn store_stats(&self) -> Option<StoreStats> {
         self.store.as_ref()?.stats()
     }
@@ -401,7 +403,7 @@ impl Loader {
         let lanes = pack_lanes(&state.order);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let failed = running.reading.as_ref().is_some_and(|reading| reading.course().has_failed())
-            || running.reading.is_some() && self.check_place().is_err();
+            || running.reading.is_some() && self.check_reader().is_err();
         let moved = position != self.position.load(Ordering::Acquire)
             || lanes != self.lanes.load(Ordering::Acquire);
         if moved {
@@ -417,7 +419,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes a batch if one is ready within `limit`; starts a reader first if there is none.
+    /// Takes a batch if one is ready within `limit`. Without a reader, starts one, waits for it instead, and returns
+    /// `Later`.
     ///
     /// Holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a thread
     /// that wants the lock.
@@ -433,7 +436,7 @@ impl Loader {
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: nothing may start after `close`
         if let Some(reading) = &mut running.reading {
-            self.check_place()?;
+            self.check_reader()?;
             let next = reading
                 .next_within(batch, limit)
                 .map_err(|error| self.failure_of_store().unwrap_or(error))?;

@@ -41,7 +41,8 @@ use super::{Dataset, Loader, Read, Sampler, Share};
 #[derive(Debug, Clone)]
 pub struct Mixture {
     datasets: Vec<Dataset>,
-    /// Without the loader's seed and per-source batch size, which [`Mixture::spec`] fills in.
+    /// With the seed 0. [`Mixture::spec`] fills in a loader's seed and, for [`Batching::PerSource`] with a batch of 0,
+    /// the loader's batch size.
     spec: MixtureSpec,
 }
 

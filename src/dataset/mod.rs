@@ -3,8 +3,8 @@
 //! An [`Image`] is one open generation: its namespaces, superblocks and directory. A [`Dataset`] owns an
 //! image and its readers, and adds what all bindings need: every method takes `&self` and may be called from
 //! any thread; a call that waits asks its [`Watch`] at least every 100 ms, so that an interpreter can check
-//! for signals; a forked child opens its own connections; a batch may outlive its reader. This module decides
-//! nothing about orders, reads or retries, and depends on no language.
+//! for signals; a forked child opens its own connections; a batch may outlive its reader. Orders, reads and retries
+//! are decided below this module, except the batches of the first epoch over shards (`first_epoch.rs`).
 //!
 //! ```no_run
 //! use dlfs::dataset::{Dataset, OnError, Options, Query};
@@ -34,7 +34,8 @@
 //!
 //! Read this file first, then `open.rs`, `image.rs` and `loader.rs`. `shard_loader.rs` reads shards that were not
 //! imported, `mixture.rs` several data sets as one, `tokens.rs` rows of tokens, `files.rs` samples as files.
-//! `tiers.rs`, `peers.rs` and `store.rs` say where the bytes come from.
+//! `tiers.rs`, `peers.rs` and `store.rs` say where the bytes come from. `views.rs` selects samples, `verify.rs` checks
+//! an image, and `cataloging.rs` adds one to a catalogue.
 
 mod ahead;
 mod background;
@@ -160,7 +161,8 @@ pub enum Query<'a> {
 pub struct Read {
     /// The samples, in the order of the request.
     pub batch: Batch,
-    /// Positions in the request that failed, ascending, with their errors. Empty with [`OnError::Raise`].
+    /// Positions in the request that failed, ascending, with their errors. Empty with [`OnError::Raise`], which
+    /// returns the first error instead.
     pub failures: Vec<(usize, Error)>,
 }
 
@@ -170,7 +172,7 @@ impl Dataset {
     /// The names of samples are loaded when they are first needed.
     ///
     /// # Errors
-    /// As [`Image::open`]; `Interrupted`: `watch` interrupted it.
+    /// As [`Image::open`]; `InvalidArgument`: there are no addresses; `Interrupted`: `watch` interrupted it.
     pub fn open(
         addresses: &[Address],
         options: &Options,
@@ -287,7 +289,8 @@ impl Dataset {
     /// # Errors
     /// With [`OnError::Raise`], the error of the first sample that failed: `NotFound`, `Corrupt`,
     /// `Disconnected`. With every [`OnError`], `Interrupted`: `watch` interrupted the call; `Stale`: the
-    /// image has a newer generation; `TimedOut`: the call's deadline passed; `OutOfMemory`.
+    /// image has a newer generation; `TimedOut`: the call's deadline passed; `OutOfMemory`. As
+    /// [`Dataset::load_names`], if the samples are named. Errors of [`Image::reader`], if no reader is idle.
     pub fn read(&self, query: Query<'_>, on_error: OnError, watch: &mut dyn Watch) -> Result<Read> {
         let ids = &*self.ids_of(query, watch)?;
         if on_error == OnError::Raise
@@ -321,7 +324,7 @@ impl Dataset {
     ///
     /// # Errors
     /// `Interrupted`: `watch` interrupted the call; `Stale`: the image has a newer generation; `TimedOut`: the
-    /// call's deadline passed; `OutOfMemory`.
+    /// call's deadline passed; `OutOfMemory`. Errors of [`Image::reader`], if no reader is idle.
     pub fn read_ranges(
         &self,
         ranges: &[SampleRange],

@@ -33,7 +33,8 @@ pub struct OrderFile {
     /// Samples of that epoch that all ranks together have read already.
     #[serde(default)]
     pub consumed: u64,
-    /// Samples of one batch. `None`: 64, or fewer if one rank reads alone and four such batches exceed the window.
+    /// Samples of one batch. `None`: 64, or fewer if one rank reads alone and four such batches exceed the loader's
+    /// window, three quarters of `window`.
     pub batch: Option<usize>,
     /// Memory limit of readahead, in bytes. `None`: 256 MiB, or a quarter of the memory that this process may
     /// use if that is less. A small data set takes less than the limit.
@@ -54,7 +55,8 @@ impl OrderFile {
     /// Reads an order file.
     ///
     /// # Errors
-    /// `InvalidArgument`: the file does not hold an order. Errors of the file system.
+    /// `NotFound`: there is no such file. `InvalidArgument`: the file does not hold an order. Errors of the file
+    /// system.
     pub fn load(path: &Path) -> Result<OrderFile> {
         let refused = || Error::new(ErrorKind::NotFound, "there is no such order file").path(path);
         load(path, OrderFile::parse)?.ok_or_else(refused)
@@ -83,7 +85,7 @@ impl OrderFile {
             _ => file.order.check()?,
         }
         file.order.check_epoch(file.epoch)?;
-        let is_batch = file.batch.is_none_or(|batch| (1..=MOST_AT_ONCE).contains(&batch));
+        let is_batch = file.batch.is_none_or(|batch| (1..=MAX_BATCH).contains(&batch));
         if !is_batch || file.window == Some(0) {
             return Err(refuse("batch is from 1 to 65,536, and window more than 0"));
         }
@@ -95,6 +97,9 @@ impl OrderFile {
 
     /// The options of a loader along this order, and the most bytes of samples that may wait for the program beside the
     /// loader's window.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the order belongs to another image.
     pub(super) fn options(&self, dataset: &Dataset) -> Result<(LoaderOptions, u64)> {
         let directory = dataset.directory();
         let superblocks = dataset.image().superblocks();
@@ -146,8 +151,8 @@ impl OrderFile {
 const DEFAULT_WINDOW_BYTES: u64 = 256 << 20;
 /// Largest default batch, if the file has no `batch`.
 const DEFAULT_BATCH: u64 = 64;
-/// The largest batch.
-const MOST_AT_ONCE: usize = 1 << 16;
+/// The largest batch, in samples.
+const MAX_BATCH: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {

@@ -124,7 +124,7 @@ impl Image {
         self.peers.as_deref()
     }
 
-    /// This rank's share for its peers: the tiers' content, and what all ranks must agree on.
+    /// The tiers' content that this rank serves to its peers, and a hash of the options on which all ranks must agree.
     fn served(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<Served<'_>> {
         let Some(cache) = self.tiers() else {
             let text = "peers serve each other what their tiers hold, and there is no tier";
@@ -141,7 +141,7 @@ impl Image {
         })
     }
 
-    /// Checks that tiers and shares suit the mode.
+    /// Checks that the policy of tiers and the shares of `run` suit `serving`. Without tiers, checks nothing.
     fn check_mode(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<()> {
         let Some(policy) = self.tiers().map(Cache::policy) else { return Ok(()) };
         if serving != Serving::Planned {
@@ -272,7 +272,8 @@ pub(super) fn chosen<'a, 'b>(
     }
 }
 
-/// A rendezvous whose waits a watch can end.
+/// A rendezvous that asks a watch before each look at the records ([`Rendezvous::get`]), so that the watch can end a
+/// wait of several looks.
 pub(super) struct Watched<'a, 'b, 'c> {
     pub(super) rendezvous: &'a mut (dyn Rendezvous + 'b),
     pub(super) watch: &'c mut dyn Watch,

@@ -83,9 +83,9 @@ pub struct Place {
     pub place: PlaceKind,
     /// The tier as its user wrote it, or the node's name; empty for the origin.
     pub name: String,
-    /// Reads, or pieces of reads.
+    /// Reads from the place; one read of the caller may be several here.
     pub reads: u64,
-    /// Bytes.
+    /// Bytes of these reads.
     pub bytes: u64,
     /// Total time of the reads, in seconds; for the origin, only reads that somebody waited for.
     pub read_s: f64,

@@ -84,7 +84,7 @@ impl RunData {
             None => Stream::start_state(self.directory(), options)?,
         };
         Batches::new(self, options, &start)?;
-        self.check_place(&start, options)?;
+        self.check_consumed(&start, options)?;
         Ok(start)
     }
 
@@ -97,11 +97,12 @@ impl RunData {
             Some(mix) => mix.check_state(state, options)?,
             None => Stream::check_state(self.directory(), state, options)?,
         }
-        self.check_place(state, options)
+        self.check_consumed(state, options)
     }
 
-    /// Checks that `consumed` of a state is the end of a batch, if batches have a budget.
-    fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+    /// Checks that `consumed` of a state is the end of a batch, if batches have a budget, or that it counts rows of the
+    /// epoch, if batches are rows of tokens.
+    fn check_consumed(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         if options.has_rows() {
             return self.check_rows(state, options);
         }
@@ -113,15 +114,11 @@ impl RunData {
         Batches::new(self, &options, state)?.next(&mut Vec::new(), &mut Vec::new()).map(drop)
     }
 
-    /// Checks that the epoch has the rows that `state` has consumed, if batches are rows of tokens, and that a place
-    /// in the state fits these rows. A run may resume after any row; a state that counts more rows is damaged, or
-    /// lengths have changed.
+    /// Checks that the epoch has the rows that `state` has consumed, and that a place in the state fits these rows. A
+    /// run may resume after any row; a state that counts more rows is damaged, or lengths have changed.
     fn check_rows(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         let State { epoch, consumed, .. } = *state;
-        if !options.has_rows() || consumed == 0 {
-            return Ok(());
-        }
-        if state.place.is_none() && self.least_rows(options)? >= consumed {
+        if consumed == 0 || state.place.is_none() && self.least_rows(options)? >= consumed {
             return Ok(());
         }
         let counts = BatchCounts::new(self.directory(), self.mix.as_ref(), options)?;
@@ -196,7 +193,7 @@ pub(super) fn read_mixed(
     }
     let mut batch = Batch::new();
     batch.reset_mixed(&datasets.iter().map(|one| Arc::clone(one.directory())).collect(), Epoch(0));
-    let mut parts = BTreeMap::new();
+    let mut batches = BTreeMap::new();
     let mut failures = Vec::new();
     for (source, at) in positions {
         let Some(dataset) = datasets.get(source as usize) else {
@@ -207,11 +204,11 @@ pub(super) fn read_mixed(
         let each = if on_error == OnError::Raise { OnError::Raise } else { OnError::Blank };
         let read = dataset.read(Query::Ids(&ids), each, watch)?;
         failures.extend(read.failures.into_iter().map(|(nth, error)| (at[nth], error)));
-        parts.insert(source, BatchOfSource::new(source, read.batch));
+        batches.insert(source, BatchOfSource::new(source, read.batch));
     }
     for (source, _) in samples {
-        let part = parts.get_mut(source).expect("each source that is named was read");
-        batch.push_next_of(part, 0);
+        let of_source = batches.get_mut(source).expect("each source that is named was read");
+        batch.push_next_of(of_source, 0);
     }
     failures.sort_by_key(|(at, _)| *at);
     if on_error == OnError::Skip {

@@ -20,7 +20,8 @@ use crate::units::SampleId;
 pub struct SampleFile {
     dataset: Dataset,
     id: SampleId,
-    /// The first bytes of the file, which the record lacks: the header of its form, or a whole number as text.
+    /// The first bytes of the file, which the record lacks: the header of its form; or the whole file, if that is a
+    /// number as text.
     head: Vec<u8>,
     /// The range of the record that holds the rest of the file, in bytes.
     span: Range<u64>,
@@ -86,7 +87,7 @@ impl Dataset {
         match kind.file_head(file.len_bytes()) {
             Some(head) => file.head = head,
             None => {
-                let mut number = vec![0; file.len_bytes() as usize]; // at most 8 bytes as text
+                let mut number = vec![0; file.len_bytes() as usize]; // one element
                 file.read_at(0, &mut number, watch)?;
                 file.head = kind.to_file(&number).into_owned();
                 file.span.end = file.span.start;
@@ -169,10 +170,10 @@ impl SampleFile {
     /// Reads at `offset` into `buf`, as `pread` does; returns the number of bytes, 0 at and after the end.
     ///
     /// # Errors
-    /// Errors of [`Dataset::read_range`]; `buf` then has no meaning.
+    /// Errors of [`Dataset::read_range`]; the content of `buf` is then undefined.
     pub fn read_at(&self, offset: u64, buf: &mut [u8], watch: &mut dyn Watch) -> Result<usize> {
         let head_len = self.head.len() as u64;
-        let Some(front) = self.head.get(offset.min(head_len) as usize..) else { return Ok(0) };
+        let front = &self.head[offset.min(head_len) as usize..];
         let taken = front.len().min(buf.len());
         buf[..taken].copy_from_slice(&front[..taken]);
         let at = offset.saturating_sub(head_len);

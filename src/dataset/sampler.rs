@@ -177,8 +177,8 @@ impl Share {
         self.budgeted.as_deref()
     }
 
-    /// Samples of this rank from `at` to the end of its epoch. With a budget and several ranks, it draws all
-    /// remaining batches.
+    /// Samples of this rank from `at` to the end of its epoch. With rows of tokens, or with a budget and several ranks,
+    /// it draws all remaining batches.
     pub fn samples_after(&self, at: &State) -> u64 {
         let samples = self.shard.after(at.consumed).positions(self.len).remaining();
         if let Some(counts) = &self.budgeted {

@@ -37,7 +37,7 @@ pub struct ShardLoader {
     options: Options,
     load: LoaderOptions,
     set: Arc<ShardSet>,
-    /// The image that the first epoch fills.
+    /// The image that the first epoch fills; `None` without one, or once its commit has begun.
     filling: Option<Arc<ShardFilling>>,
     phase: ShardPhase,
     /// The epoch of the next batch.
@@ -50,7 +50,8 @@ pub struct ShardLoader {
 enum ShardPhase {
     /// The first epoch, which makes the index.
     First(Box<FirstEpoch>),
-    /// The first epoch has ended, and the data set is being opened.
+    /// The first epoch has ended, and in the background the image is committed and the data set opened; `None` if no
+    /// epoch follows. The state is that at the end of the first epoch.
     Opening(Background<Option<(Dataset, Loader)>>, LaneState),
     /// An epoch in an order of samples: the index, or the image, is complete.
     Ordinary(Dataset, Box<Loader>),
@@ -194,6 +195,7 @@ impl ShardLoader {
                         self.epoch_ended = batch.ends_epoch();
                         return Ok(true);
                     }
+                    // The caller has been told that the first epoch ended, and asks for the next one.
                     NextBatch::End if first.state().spec.epoch.0 < self.epoch => self.open_all()?,
                     NextBatch::End => self.epoch_ended = true,
                     NextBatch::Later if Instant::now() >= until => return Err(self.late()),
@@ -227,7 +229,8 @@ impl ShardLoader {
         }
     }
 
-    /// Commits the image, and opens the data set for the epochs behind the first one, if there are any.
+    /// Begins to commit the image, if one is filled, and to open the data set, if epochs follow the first one. Does
+    /// nothing after the first epoch's phase.
     fn open_all(&mut self) -> Result<()> {
         let ShardPhase::First(first) = &self.phase else { return Ok(()) };
         let state = first.state().clone();
@@ -249,7 +252,7 @@ impl ShardLoader {
                 if !has_more {
                     return Ok(None);
                 }
-                // It indexes what nobody has.
+                // Opening also indexes the shards that no rank has indexed.
                 let dataset = dataset_of(&addresses, &options, &set, &mut || !is_abandoned())?;
                 let loader = dataset.loader(load)?;
                 Ok(Some((dataset, loader)))
@@ -320,8 +323,8 @@ fn dataset_of(
     Ok(Dataset::from_image(image, options.read.clone()))
 }
 
-/// Waits until the other ranks have indexed their shards: as long as new indexes appear, but only for [`END_LIMIT`]
-/// unless the caller `needs_all`.
+/// Waits until the other ranks have indexed their shards, or until no new index has appeared for [`OTHERS_LIMIT`].
+/// Unless the caller `needs_all`, waits at most for [`END_LIMIT`].
 fn wait_for_others(set: &ShardSet, needs_all: bool) -> Result<()> {
     let mut pace = Pace::new();
     let all = set.shards().len();
@@ -455,5 +458,5 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest wait for a rank that writes to the image, if later epochs read the image.
 const COMMIT_LIMIT: Duration = Duration::from_secs(3600);
-/// The longest wait for other ranks at the end of a run, where a rank that only checks the image has it for moments.
+/// The longest wait for other ranks at the end of a run. A rank that only checks the image needs less.
 const END_LIMIT: Duration = Duration::from_secs(10);

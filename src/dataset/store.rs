@@ -26,8 +26,8 @@ impl Image {
     /// `peers` is the way to join the other ranks; `None` if there are no others.
     ///
     /// # Errors
-    /// `InvalidArgument`: the order gives ranks no shares, or the image is read through tiers or peers.
-    /// Errors of [`Store::open`].
+    /// `InvalidArgument`: the order gives ranks no shares, the image is read through tiers or peers, or sharding and
+    /// tail of `run` would give a rank samples of another one's share. Errors of [`Store::open`].
     pub fn with_store(
         mut self,
         options: StoreOptions,

@@ -80,7 +80,7 @@ impl Image {
     }
 }
 
-/// Plans the tiers of all nodes, and the node from which this one reads each chunk.
+/// Plans the tiers of all nodes, and for each portion the node from which this one reads it, if any.
 ///
 /// Loaders of worker processes divide a rank further: such a rank modulo the ranks of the round is the rank
 /// of the process that joined. A run with other ranks, for example one that every rank reads alone, leaves

@@ -38,7 +38,7 @@ pub use batch::TokenBatch;
 /// Options of a [`TokenLoader`].
 #[derive(Debug, Clone)]
 pub struct TokenOptions {
-    /// The inputs of a row. It has one token more, so that its labels are the same array, shifted by one.
+    /// The inputs of a row. A row has one token more, so that its labels are the same array, shifted by one.
     pub seq_len: u32,
     /// The rows of a batch on this rank.
     pub batch_size: u32,
@@ -59,10 +59,10 @@ pub struct TokenOptions {
     pub loss_field: Option<String>,
     /// The token of columns that documents leave free.
     pub pad: u32,
-    /// The number of tokens: each must be below it. `None`: they are not checked.
+    /// The size of the vocabulary: each token must be smaller. `None`: tokens are not checked.
     pub vocabulary: Option<u32>,
-    /// The file of the tokenizer that made the tokens, by the types of their fields. `None`: any, but one of all
-    /// sources.
+    /// The file of the tokenizer that the type of each source's field must name. `None`: any tokenizer, but all sources
+    /// that name one name the same.
     pub tokenizer: Option<PathBuf>,
     /// Phases of each epoch, ascending, in which rows have another length.
     pub phases: Vec<TokenPhase>,
@@ -293,7 +293,7 @@ impl TokenLoader {
     ///
     /// # Errors
     /// `InvalidArgument`: rows have phases. `NotFound`: the run has fewer rows. As [`Dataset::read`] with
-    /// [`OnError::Raise`](super::OnError::Raise); `batch` is then empty.
+    /// [`OnError::Raise`](super::OnError::Raise). After an error of finding or reading rows, `batch` has no rows.
     pub fn read_rows(
         &self,
         rows: &[u64],
@@ -358,7 +358,7 @@ impl TokenLoader {
     }
 }
 
-/// The bytes that a token takes in all sources.
+/// The bytes that a token takes, which must be equal in all sources.
 fn token_bytes(found: &[Fields], of_source: impl Fn(usize, Error) -> Error) -> Result<u32> {
     let first = found[0].token_bytes;
     match found.iter().position(|fields| fields.token_bytes != first) {
@@ -373,8 +373,9 @@ fn token_bytes(found: &[Fields], of_source: impl Fn(usize, Error) -> Error) -> R
     }
 }
 
-/// A phase of each epoch in which rows have another length. It begins once the rows before it have taken `from` tokens,
-/// where a row takes as many as its length; unless documents lie end to end, only with the next window.
+/// A phase of each epoch in which rows have another length. Each row counts as its whole length in tokens. If
+/// documents lie end to end, the phase begins with the first row that has at least `from` tokens of the epoch before
+/// it; otherwise with the first window whose first row does.
 ///
 /// As text: `TOKENS:seq_len=N`, followed by `,batch_size=B` if batches have another size, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

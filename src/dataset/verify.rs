@@ -78,7 +78,7 @@ impl Image {
     ///
     /// # Errors
     /// `Stale`: the image has a newer generation now. `TimedOut`, `Disconnected`: the image could not be
-    /// read. Damage is not an error, but the result.
+    /// read. `Corrupt`: the names are damaged. All other damage is in the report.
     pub fn verify(
         &self,
         options: &VerifyOptions,

@@ -47,7 +47,8 @@ impl LaneWork {
         let _ = self.windows.send(last); // a receiver that is gone wants nothing
     }
 
-    /// Sends all windows but the last, and returns that; `None`: the lane has no samples, or nobody waits for them.
+    /// Sends all windows but the last, and returns the last; `None`: the lane has no samples left, or nobody waits for
+    /// them.
     fn decode(&self) -> Result<Option<Window>> {
         let LanesShared { set, filling: image, spec, .. } = &*self.shared;
         let own: Vec<u64> = spec.shards_of(self.lane, set.shards().len() as u64).collect();
@@ -103,7 +104,7 @@ impl LaneWork {
                 if self.windows.send(full).is_err() {
                     return Ok(false);
                 }
-                window.fill.fits(read.len_bytes);
+                window.fill.fits(read.len_bytes); // counts it: the first sample of a window always fits
             }
             let id = SampleId((shard as u64) << ID_BITS | sample);
             let pushed = window.push(&self.shared, id, read, &record);

@@ -37,15 +37,15 @@ impl Reading {
         let options = LoaderOptions { mixture, ..options };
         let directory = Arc::clone(over.directory());
         let len = over.len(&options);
-        let reading = reading(&place, &options, state.clone());
+        let node_options = reading(&place, &options, state.clone());
         let origin = Origin {
             window: {
                 let over = over.clone();
-                let options = reading.clone();
+                let options = node_options.clone();
                 Arc::new(move || Prefetcher::window(over.directory(), &over.devices(), &options))
             },
             open: Arc::new(move |state, window| {
-                let options = LoaderOptions { resume: Some(state), ..reading.clone() };
+                let options = LoaderOptions { resume: Some(state), ..node_options.clone() };
                 over.prefetcher_in(options, Some(window))
             }),
         };

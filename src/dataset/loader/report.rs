@@ -18,7 +18,8 @@ use crate::report::{
 
 impl Loader {
     /// Reports the batches of this loader, its consumer's waits, and what to try next. Before the first
-    /// batch, reports an empty run. Waits up to 100 ms for a call on another thread.
+    /// batch, reports an empty run. Waits for the lock, which a call on another thread holds for at most 50 ms at a
+    /// time.
     pub fn report(&self) -> Report {
         let over = self.open_over().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
@@ -64,7 +65,7 @@ impl Loader {
     }
 }
 
-/// The addresses as their user wrote them.
+/// The addresses of all namespaces, separated by commas.
 fn names(datasets: &[Dataset]) -> String {
     let devices = datasets.iter().flat_map(|dataset| dataset.image().devices());
     let addresses: Vec<String> = devices.map(|device| device.namespace().address).collect();

@@ -113,7 +113,7 @@ impl Loader {
     }
 
     /// Checks that no later run has taken this run's place as a reader of the store.
-    pub(super) fn check_place(&self) -> Result<()> {
+    pub(super) fn check_reader(&self) -> Result<()> {
         self.store.as_ref().map_or(Ok(()), Stored::check)
     }
 

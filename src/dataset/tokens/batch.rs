@@ -35,7 +35,8 @@ impl TokenBatch {
         TokenBatch::default()
     }
 
-    /// The documents, in the order in which rows take them; a document that was read for several rows is there once.
+    /// The documents, in the order in which the rows take them, by ascending numbers of the rows; neighbouring rows
+    /// that share a document refer to one copy.
     pub fn samples(&self) -> &Batch {
         &self.samples
     }
@@ -105,7 +106,7 @@ impl TokenBatch {
         self.loader.as_ref().ok_or_else(unread)
     }
 
-    /// Empties the batch for the next rows of a loader; returns where their documents and their layout go.
+    /// Removes all rows; returns the documents and the layout, which the caller replaces by those of the next rows.
     pub(super) fn begin(
         &mut self,
         options: &TokenOptions,

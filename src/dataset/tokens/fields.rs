@@ -49,7 +49,7 @@ impl Fields {
             tokenizer: directory.field_types().of(tokens).and_then(FieldType::tokenizer).copied(),
             loss,
             token_bytes: 0,
-            table_bytes: table_len(num_fields) as usize, // 4 bytes a field
+            table_bytes: table_len(num_fields) as usize, // at most 4 bytes a field
         };
         if options.lengths.is_none() {
             for field in 0..num_fields {
@@ -187,7 +187,8 @@ fn no_field(directory: &Directory, text: &str) -> Error {
 /// name none.
 ///
 /// # Errors
-/// `InvalidArgument`: it is another one; the message has both hashes. Errors of reading the tokenizer's file.
+/// `InvalidArgument`: a source names another tokenizer (the message has both hashes), or none although `options` do;
+/// the vocabulary is too small. Errors of reading the tokenizer's file.
 pub(super) fn check_tokenizers(
     found: &[Fields],
     options: &TokenOptions,
