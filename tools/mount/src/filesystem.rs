@@ -20,7 +20,7 @@ use fuser::{
 };
 
 use crate::passthrough::Passthrough;
-use crate::reads::{ReadPart, Reads};
+use crate::reads::{ReadRequest, Reads};
 
 /// The operations of the file system. Several threads of the session call them at once.
 pub(crate) struct Filesystem {
@@ -220,7 +220,7 @@ impl fuser::Filesystem for Filesystem {
             Ok(Node::File(file)) => {
                 let opens = offset == 0 && self.passthrough.is_none();
                 let asked = Instant::now();
-                self.reads.read(ReadPart { file, offset, size, asked, opens, reply })
+                self.reads.read(ReadRequest { file, offset, size, asked, opens, reply })
             }
             Ok(Node::Folder(_)) => reply.error(Errno::EISDIR),
             Err(errno) => reply.error(errno),

@@ -33,7 +33,7 @@ pub(crate) struct Passthrough {
     memory_files: MemoryFiles,
     /// The open files. Not locked while a file is read whole.
     state: Mutex<PassthroughState>,
-    /// Opens that are reading a file whole now: at most `max_reading`. Further opens use requests.
+    /// Opens that want to read a file whole now. At most `max_reading` of them do; further opens use requests.
     num_reading: AtomicUsize,
     max_reading: usize,
     /// Set after the kernel has refused, as it does without CAP_SYS_ADMIN.
@@ -111,7 +111,7 @@ impl Passthrough {
         self.answer(inode, backing_file.as_ref(), reply);
     }
 
-    /// Counts a handle; returns whether it is the only one.
+    /// Counts a handle; returns whether it is the only one of the inode.
     fn begin(&self, inode: u64) -> bool {
         let mut state = self.state.lock();
         state.num_opens += 1;
@@ -178,15 +178,15 @@ impl Passthrough {
         is_whole.then_some(memory)
     }
 
-    /// Copies pieces of a file to `memory`. Threads share `next`, the offset of the next piece. Returns whether
-    /// all of this thread's reads and writes succeeded.
+    /// Copies a file to `memory`, in steps of [`STEP_BYTES`]. Threads share `next`, the offset of the next step. Returns
+    /// whether all of this thread's reads and writes succeeded.
     fn copy(&self, file: File, len: u64, next: &AtomicU64, memory: &BackingFile) -> bool {
         loop {
-            let at = next.fetch_add(PIECE_BYTES, Ordering::Relaxed);
+            let at = next.fetch_add(STEP_BYTES, Ordering::Relaxed);
             if at >= len {
                 return true;
             }
-            let end = len.min(at + PIECE_BYTES);
+            let end = len.min(at + STEP_BYTES);
             let Ok(read) = self.files.dataset().read_range(file.id, at..end, &mut ()) else {
                 return false;
             };
@@ -260,4 +260,4 @@ impl PassthroughState {
 /// Files up to this length are read by requests: their samples are not verified in pieces.
 const MAX_REQUEST_LEN_BYTES: u64 = 1 << 20;
 /// Length of one read into memory: a multiple of a large page (2 MiB).
-const PIECE_BYTES: u64 = 4 << 20;
+const STEP_BYTES: u64 = 4 << 20;

@@ -29,7 +29,7 @@ use crate::filesystem::errno_of;
 use crate::unanswered::{ReadDeadline, Unanswered, is_unanswered};
 
 /// The kernel's request for a range of a file.
-pub(crate) struct ReadPart {
+pub(crate) struct ReadRequest {
     pub(crate) file: File,
     /// The first byte of the range.
     pub(crate) offset: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Reads {
     max_cached_bytes: usize,
     max_in_pieces: usize,
     queue: Mutex<Queue>,
-    cache: Mutex<PartCache>,
+    cache: Mutex<FileCache>,
     /// Readahead along an order, if the mount follows one.
     ahead: Mutex<Option<Arc<Ahead<AheadFields>>>>,
     unanswered: Unanswered,
@@ -61,8 +61,8 @@ type AheadFields = (Epoch, Arc<[Box<[u8]>]>);
 /// The requests that wait, and the leaders.
 #[derive(Default)]
 struct Queue {
-    waiting: Vec<ReadPart>,
-    /// Samples that a leader is reading: further parts of them wait for that leader.
+    waiting: Vec<ReadRequest>,
+    /// Samples that a leader is reading: further requests for them wait for that leader.
     busy: Vec<SampleId>,
     /// Threads that read batches now.
     leaders: usize,
@@ -70,7 +70,7 @@ struct Queue {
 
 /// The files that the kernel has most recently read in several requests, oldest first.
 #[derive(Default)]
-struct PartCache {
+struct FileCache {
     /// Whole files.
     files: VecDeque<(File, Arc<[u8]>)>,
     /// Bytes of `files`.
@@ -124,34 +124,34 @@ impl Reads {
         ))
     }
 
-    /// Answers `part`: on this thread, or later on a leader's.
-    pub(crate) fn read(&self, part: ReadPart) {
-        if let Some(bytes) = self.cached(part.file) {
-            self.count(&part, None);
-            return self.answer(part, &bytes);
+    /// Answers `request`: on this thread, or later on a leader's.
+    pub(crate) fn read(&self, request: ReadRequest) {
+        if let Some(bytes) = self.cached(request.file) {
+            self.count(&request, None);
+            return self.answer(request, &bytes);
         }
         let ahead = self.ahead.lock().clone();
-        let fields = ahead.and_then(|ahead| ahead.take(part.file.id));
-        self.count(&part, fields.as_ref().map(|(epoch, _)| *epoch));
+        let fields = ahead.and_then(|ahead| ahead.take(request.file.id));
+        self.count(&request, fields.as_ref().map(|(epoch, _)| *epoch));
         if let Some((_, fields)) = fields
-            && let Some(bytes) = fields.get(usize::from(part.file.field))
+            && let Some(bytes) = fields.get(usize::from(request.file.field))
         {
-            if part.offset > 0 || bytes.len() > part.size as usize {
-                self.insert(part.file, bytes);
+            if request.offset > 0 || bytes.len() > request.size as usize {
+                self.insert(request.file, bytes);
             }
-            return self.answer(part, bytes);
+            return self.answer(request, bytes);
         }
         let mut batch = Vec::new();
         {
             let mut queue = self.queue.lock();
-            queue.waiting.push(part);
+            queue.waiting.push(request);
             if queue.leaders >= self.max_leaders {
-                return; // a leader takes the part before it stops leading
+                return; // a leader takes the request before it stops leading
             }
             queue.leaders += 1;
             queue.take(&mut batch);
             if batch.is_empty() {
-                queue.leaders -= 1; // a leader reads this very sample, and then takes the part
+                queue.leaders -= 1; // a leader reads this very sample, and then takes the request
                 return;
             }
         }
@@ -166,40 +166,40 @@ impl Reads {
         }
     }
 
-    fn count(&self, part: &ReadPart, along: Option<Epoch>) {
-        if part.opens {
-            self.files.opened(part.file, along);
+    fn count(&self, request: &ReadRequest, along: Option<Epoch>) {
+        if request.opens {
+            self.files.opened(request.file, along);
         }
     }
 
     /// Reads and answers the requests of `batch`, and empties it; returns its samples.
-    fn lead(&self, batch: &mut Vec<ReadPart>) -> Vec<SampleId> {
-        let mut ids: Vec<SampleId> = batch.iter().map(|part| part.file.id).collect();
+    fn lead(&self, batch: &mut Vec<ReadRequest>) -> Vec<SampleId> {
+        let mut ids: Vec<SampleId> = batch.iter().map(|request| request.file.id).collect();
         ids.sort_unstable();
         ids.dedup();
         // Another leader may have cached some of the files since they were queued.
         let mut absent = Vec::with_capacity(batch.len());
-        for part in batch.drain(..) {
-            match self.cached(part.file) {
-                Some(bytes) => self.answer(part, &bytes),
-                None => absent.push(part),
+        for request in batch.drain(..) {
+            match self.cached(request.file) {
+                Some(bytes) => self.answer(request, &bytes),
+                None => absent.push(request),
             }
         }
         let absent = self.answer_in_pieces(absent);
-        // Parts with a short time limit form a second batch: the limit would end the other reads, too.
-        let limited = absent.into_iter().map(|part| (self.limit(&part), part));
+        // Requests with a short time limit form a second batch: the limit would end the other reads, too.
+        let limited = absent.into_iter().map(|request| (self.limit(&request), request));
         let (again, first): (Vec<_>, Vec<_>) = limited.partition(|(limit, _)| limit.is_some());
-        for parts in [first, again].into_iter().filter(|parts| !parts.is_empty()) {
-            let limit = parts.iter().filter_map(|(limit, _)| *limit).max();
-            self.answer_whole(parts.into_iter().map(|(_, part)| part).collect(), limit);
+        for requests in [first, again].into_iter().filter(|requests| !requests.is_empty()) {
+            let limit = requests.iter().filter_map(|(limit, _)| *limit).max();
+            self.answer_whole(requests.into_iter().map(|(_, request)| request).collect(), limit);
         }
         ids
     }
 
-    /// Reads the samples of `parts` whole, as one batch, and answers. `limit` bounds the read; `None`: only the usual
-    /// deadline does.
-    fn answer_whole(&self, parts: Vec<ReadPart>, limit: Option<Duration>) {
-        let mut wanted: Vec<SampleId> = parts.iter().map(|part| part.file.id).collect();
+    /// Reads the samples of `requests` whole, as one batch, and answers. `limit` bounds the read; `None`: only the
+    /// usual deadline does.
+    fn answer_whole(&self, requests: Vec<ReadRequest>, limit: Option<Duration>) {
+        let mut wanted: Vec<SampleId> = requests.iter().map(|request| request.file.id).collect();
         wanted.sort_unstable();
         wanted.dedup();
         let began = Instant::now();
@@ -207,80 +207,84 @@ impl Reads {
         let read = self.files.dataset().read(Query::Ids(&wanted), OnError::Blank, &mut until);
         let read = match read {
             Ok(read) => read,
-            Err(error) => return self.fail(&error, began, parts),
+            Err(error) => return self.fail(&error, began, requests),
         };
-        for part in parts {
-            let index = wanted.binary_search(&part.file.id).unwrap_or(0); // it has every part's id
+        for request in requests {
+            let index = wanted.binary_search(&request.file.id).unwrap_or(0); // it has every request's id
             if let Some((_, error)) = read.failures.iter().find(|(at, _)| *at == index) {
-                self.fail(error, began, vec![part]);
+                self.fail(error, began, vec![request]);
                 continue;
             }
-            match self.files.bytes(&read.batch, index, part.file) {
-                Err(error) => part.reply.error(errno_of(&error)),
+            match self.files.bytes(&read.batch, index, request.file) {
+                Err(error) => request.reply.error(errno_of(&error)),
                 Ok(bytes) => {
-                    if part.offset > 0 || bytes.len() > part.size as usize {
-                        self.insert(part.file, &bytes);
+                    if request.offset > 0 || bytes.len() > request.size as usize {
+                        self.insert(request.file, &bytes);
                     }
-                    self.answer(part, &bytes);
+                    self.answer(request, &bytes);
                 }
             }
         }
     }
 
-    /// Answers the parts of samples that are read in pieces, in ascending order of offset, so that each file
-    /// is read sequentially; returns the other parts.
-    fn answer_in_pieces(&self, parts: Vec<ReadPart>) -> Vec<ReadPart> {
-        let mut others = Vec::with_capacity(parts.len());
+    /// Answers the requests of samples that are read in pieces, in ascending order of offset, so that each file
+    /// is read sequentially; returns the other requests.
+    fn answer_in_pieces(&self, requests: Vec<ReadRequest>) -> Vec<ReadRequest> {
+        let mut others = Vec::with_capacity(requests.len());
         let mut pieces = Vec::new();
-        for part in parts {
+        for request in requests {
             let began = Instant::now();
-            let mut until = ReadDeadline::after(self.limit(&part));
-            match self.in_pieces(part.file, &mut until) {
-                Ok(None) => others.push(part),
-                Ok(Some(opened)) => pieces.push((part, opened)),
-                Err(error) => self.fail(&error, began, vec![part]),
+            let mut until = ReadDeadline::after(self.limit(&request));
+            match self.in_pieces(request.file, &mut until) {
+                Ok(None) => others.push(request),
+                Ok(Some(opened)) => pieces.push((request, opened)),
+                Err(error) => self.fail(&error, began, vec![request]),
             }
         }
-        pieces.sort_by_key(|(part, _)| (part.file.id, part.file.field, part.offset));
+        pieces.sort_by_key(|(request, _)| (request.file.id, request.file.field, request.offset));
         let mut buffer = Vec::new();
         let mut pieces = pieces.into_iter();
-        while let Some((part, opened)) = pieces.next() {
-            buffer.resize(part.size as usize, 0);
+        while let Some((request, opened)) = pieces.next() {
+            buffer.resize(request.size as usize, 0);
             let began = Instant::now();
-            let mut until = ReadDeadline::after(self.limit(&part));
-            match opened.read_at(part.offset, &mut buffer, &mut until) {
+            let mut until = ReadDeadline::after(self.limit(&request));
+            match opened.read_at(request.offset, &mut buffer, &mut until) {
                 Ok(len) => {
                     self.files.counters().read(len as u64);
-                    part.reply.data(&buffer[..len]);
+                    request.reply.data(&buffer[..len]);
                 }
                 Err(error) => {
-                    // If the target did not answer, the remaining parts fail, too, instead of waiting each.
+                    // If the target did not answer, the remaining requests fail, too, instead of waiting each.
                     let behind = is_unanswered(&error).then(|| pieces.by_ref());
-                    let behind = behind.into_iter().flatten().map(|(part, _)| part);
-                    self.fail(&error, began, std::iter::once(part).chain(behind).collect());
+                    let behind = behind.into_iter().flatten().map(|(request, _)| request);
+                    self.fail(&error, began, std::iter::once(request).chain(behind).collect());
                 }
             }
         }
         others
     }
 
-    /// The short time limit of the part, if it repeats an unanswered read or has waited behind one.
-    fn limit(&self, part: &ReadPart) -> Option<Duration> {
-        self.unanswered.limit(part.file, part.asked)
+    /// The short time limit of the request, if it repeats an unanswered read or has waited behind one.
+    fn limit(&self, request: &ReadRequest) -> Option<Duration> {
+        self.unanswered.limit(request.file, request.asked)
     }
 
-    /// Answers `parts` with an error.
-    fn fail(&self, error: &Error, began: Instant, parts: Vec<ReadPart>) {
+    /// Answers `requests` with an error.
+    fn fail(&self, error: &Error, began: Instant, requests: Vec<ReadRequest>) {
         // Noted before the replies, since the kernel repeats such a read at once.
-        self.unanswered.note(error, began, parts.iter().map(|part| (part.file, part.asked)));
+        self.unanswered.note(
+            error,
+            began,
+            requests.iter().map(|request| (request.file, request.asked)),
+        );
         let errno = match error.kind() {
             ErrorKind::Interrupted => Errno::ETIMEDOUT, // it had the short limit
             _ => errno_of(error),
         };
-        parts.into_iter().for_each(|part| part.reply.error(errno));
+        requests.into_iter().for_each(|request| request.reply.error(errno));
     }
 
-    /// The open file, if it is read in pieces.
+    /// The open file, which the first call opens; `None` if the file is not read in pieces.
     fn in_pieces(
         &self,
         file: File,
@@ -302,12 +306,12 @@ impl Reads {
         Ok(opened)
     }
 
-    /// Answers with the part's range of `bytes`, which are the whole file.
-    fn answer(&self, part: ReadPart, bytes: &[u8]) {
-        let from = usize::try_from(part.offset).unwrap_or(usize::MAX).min(bytes.len());
-        let end = from.saturating_add(part.size as usize).min(bytes.len());
+    /// Answers with the request's range of `bytes`, which are the whole file.
+    fn answer(&self, request: ReadRequest, bytes: &[u8]) {
+        let from = usize::try_from(request.offset).unwrap_or(usize::MAX).min(bytes.len());
+        let end = from.saturating_add(request.size as usize).min(bytes.len());
         self.files.counters().read((end - from) as u64);
-        part.reply.data(&bytes[from..end]);
+        request.reply.data(&bytes[from..end]);
     }
 
     fn cached(&self, file: File) -> Option<Arc<[u8]>> {
@@ -331,24 +335,24 @@ impl Reads {
 }
 
 impl Queue {
-    /// Moves the parts that may be read now to `batch`, and marks their samples as busy.
-    fn take(&mut self, batch: &mut Vec<ReadPart>) {
+    /// Moves the requests that may be read now to `batch`, and marks their samples as busy.
+    fn take(&mut self, batch: &mut Vec<ReadRequest>) {
         let mut left = Vec::new();
-        for part in self.waiting.drain(..) {
-            let is_busy = self.busy.contains(&part.file.id);
+        for request in self.waiting.drain(..) {
+            let is_busy = self.busy.contains(&request.file.id);
             if is_busy || batch.len() >= MAX_BATCH_READS {
-                left.push(part)
+                left.push(request)
             } else {
-                batch.push(part)
+                batch.push(request)
             }
         }
         self.waiting = left;
-        self.busy.extend(batch.iter().map(|part| part.file.id));
+        self.busy.extend(batch.iter().map(|request| request.file.id));
     }
 }
 
-/// Memory limit of the cache of files that were read in part; also at most an eighth of the memory. The newest
-/// file is cached even if it is longer.
+/// Memory limit of the cache of whole files; also at most an eighth of the memory. The newest file is cached even if it
+/// is longer.
 const MAX_CACHED_BYTES: u64 = 64 << 20;
 /// The most files that stay open to be read in pieces; together they take at most a quarter of the memory.
 const MAX_FILES_IN_PIECES: u64 = 16;
