@@ -9,10 +9,10 @@ use dlfs::posix::{File, Node};
 use dlfs::process::mark_ours;
 use dlfs::units::Epoch;
 
-use crate::known::note_node;
+use crate::files::note_node;
 use crate::memfd::{Kept, Memory};
 use crate::mounts::{Mount, Opened};
-use crate::syscalls::{self, most_descriptors};
+use crate::syscalls::{self, most_descriptors, write_at};
 
 /// Readahead of samples, each as the memfds of its files.
 pub(crate) type FilesAhead = Ahead<Arc<[FileAhead]>>;
@@ -71,8 +71,8 @@ impl Mount {
     ) -> Option<FileAhead> {
         let bytes = opened.files.bytes(batch, index, file).ok()?;
         let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
-        memory.fill(&bytes).ok()?;
-        let memory = Kept::new(memory.0, MOST_SAMPLES)?;
+        write_at(memory.0, &bytes, 0).and_then(|()| memory.seal()).ok()?;
+        let memory = Kept::new(memory.0, LEAST_DESCRIPTOR)?;
         mark_ours(&memory.fd);
         Some(FileAhead { memory, len: bytes.len() as u64, epoch: batch.epoch() })
     }
@@ -94,3 +94,5 @@ impl FileAhead {
 /// Maximum samples that are read ahead; also at most a quarter of the limit of descriptors, but at least one batch. A
 /// sample takes a descriptor for each of its files.
 const MOST_SAMPLES: usize = 2048;
+/// The memfds have numbers from this on, above those that programs use.
+const LEAST_DESCRIPTOR: usize = 2048;

@@ -1,15 +1,15 @@
 //! Opens files and folders below a mount, and recognises the descriptors.
 //!
-//! A file's descriptor is a sealed memfd with the content; the name of the memfd identifies the node. Some files are
-//! opened in place instead: see `in_place.rs`.
+//! A file's descriptor is a sealed memfd with the content; the name of the memfd identifies the node. A cache keeps the
+//! nodes behind the newest descriptors. Some files are opened in place instead: see `in_place.rs`.
 
 use std::ffi::{CString, c_int};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Mutex;
 
 use dlfs::posix::{File, Node, PathError};
 
 use crate::inside;
-use crate::known::{find_node, note_node};
 use crate::memfd::Memory;
 use crate::mounts::{self, Mount, Opened, errno_of};
 use crate::paths::MountedPath;
@@ -85,7 +85,7 @@ impl Mount {
         if is_long && let Some(fd) = self.open_copy(opened, file, flags) {
             return Ok(fd);
         }
-        if (is_long || opened.is_bare())
+        if (is_long || opened.is_bare_folder())
             && !self.is_copied(opened, file, len, whole)
             && let Some(fd) = self.open_in_place(opened, file, flags)?
         {
@@ -115,7 +115,7 @@ impl Mount {
     /// bytes.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_in_tiers = || opened.files.kept_bytes(file) == len;
-        opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_in_tiers())
+        opened.is_tiered_folder() && len <= self.setting.copy_bytes && (whole || is_in_tiers())
     }
 
     /// Copies a file into `memory`, and seals it.
@@ -188,13 +188,13 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
 
 /// The mount and the node behind the descriptor, if this library made it, in this program or in another one
 /// with the same settings.
-pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
+pub(crate) fn node_behind(fd: c_int) -> Option<(&'static Mount, Node)> {
     let mounts = mounts::all();
     if mounts.is_empty() || fd < 0 || inside::is_inside() {
         return None;
     }
     let before = errno();
-    let found = crate::in_place::identity(fd).or_else(|| {
+    let found = crate::in_place::node_behind(fd).or_else(|| {
         let stat = stat_of(fd)?;
         // A memfd is a file without links; this check rules out nearly all other descriptors.
         if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -226,6 +226,51 @@ fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
     Some((hash, mount, u64::from_str_radix(parts.next()?, 16).ok()?))
 }
 
+/// The node behind a descriptor, which a cache keeps.
+///
+/// Asking the kernel for the name of a memfd takes longer than the rest of an `fstat`, and programs often ask for a
+/// file's attributes more than once. An entry need not be removed when its descriptor is closed: a file that reuses the
+/// number has another inode or a later change time, so the entry does not match it.
+#[derive(Clone, Copy)]
+struct Known {
+    fd: c_int,
+    content: Content,
+    mount: &'static Mount,
+    node: Node,
+}
+
+/// The identity of a file's content: device, inode number, and time of the last change.
+type Content = (libc::dev_t, libc::ino_t, i64, i64);
+
+/// The cache, by descriptor modulo [`CACHED`]. Locks are only tried: a signal or a fork may have interrupted their
+/// holder.
+static KNOWN: [Mutex<Option<Known>>; CACHED] = [const { Mutex::new(None) }; CACHED];
+
+/// Notes the node behind `fd`; `stat` is the kernel's for `fd`.
+pub(crate) fn note_node(fd: c_int, stat: &libc::stat, mount: &'static Mount, node: Node) {
+    if let Some(Ok(mut slot)) = slot_of(fd).map(Mutex::try_lock) {
+        *slot = Some(Known { fd, content: content_of(stat), mount, node });
+    }
+}
+
+/// The mount and the node behind `fd`, if they were noted. `stat` is the kernel's for `fd`.
+fn find_node(fd: c_int, stat: &libc::stat) -> Option<(&'static Mount, Node)> {
+    let slot = slot_of(fd)?.try_lock().ok()?;
+    let known = slot.filter(|known| known.fd == fd && known.content == content_of(stat))?;
+    Some((known.mount, known.node))
+}
+
+/// The place of a descriptor in the cache.
+fn slot_of(fd: c_int) -> Option<&'static Mutex<Option<Known>>> {
+    usize::try_from(fd).ok().map(|fd| &KNOWN[fd % CACHED])
+}
+
+fn content_of(stat: &libc::stat) -> Content {
+    (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec)
+}
+
+/// Entries of the cache; descriptors whose numbers differ by this share one.
+const CACHED: usize = 256;
 /// Prefix of the names of memfds.
 const NAME: &str = "dlfs:";
 /// Files up to this length are copied into memory, unless they are of a plain folder without tiers.

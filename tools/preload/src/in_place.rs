@@ -70,7 +70,7 @@ impl Mount {
         flags: c_int,
     ) {
         let Some(stat) = syscalls::stat_of(fd).filter(|_| may_hold(fd)) else { return };
-        let by_tiers = opened.has_tiers() && flags & (libc::O_DIRECT | libc::O_PATH) == 0;
+        let by_tiers = opened.is_tiered_folder() && flags & (libc::O_DIRECT | libc::O_PATH) == 0;
         let bytes = by_tiers.then(|| through_tiers(opened, fd, file)).flatten();
         self.note(fd, file, &stat, bytes.unwrap_or(Bytes::Kernel { tier: None }));
     }
@@ -83,7 +83,7 @@ impl Mount {
         file: posix::File,
         flags: c_int,
     ) -> Option<c_int> {
-        if !opened.has_tiers() {
+        if !opened.is_tiered_folder() {
             return None;
         }
         let open = |path: &std::path::Path| {
@@ -157,7 +157,7 @@ pub(crate) fn before_lock(fd: c_int) {
 }
 
 /// The mount and the node behind the descriptor, if it is a file opened in place.
-pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
+pub(crate) fn node_behind(fd: c_int) -> Option<(&'static Mount, Node)> {
     if !may_be(fd) {
         return None;
     }

@@ -35,11 +35,9 @@ mod calls;
 mod files;
 mod in_place;
 mod inside;
-mod known;
 mod memfd;
 mod mounts;
 mod paths;
-mod real;
 mod report;
 mod settings;
 mod syscalls;
@@ -56,7 +54,7 @@ compile_error!(
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = {
     extern "C" fn start() {
-        real::RESOLVED.store(true, Ordering::Release);
+        calls::RESOLVED.store(true, Ordering::Release);
         mounts::start();
     }
     start

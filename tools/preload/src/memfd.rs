@@ -4,13 +4,13 @@ use std::ffi::{CStr, c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::inside::say_once;
-use crate::syscalls::{called, close, identity_of, most_descriptors, open, stat_of, write_at};
+use crate::syscalls::{called, close, identity_of, most_descriptors, open, stat_of};
 
-/// A descriptor that is not yet given to the program, mostly of a memfd. It is closed on drop.
+/// A descriptor of a memfd, or of a file opened in place, that is not yet given to the program. It is closed on drop.
 pub(crate) struct Memory(pub(crate) c_int);
 
 impl Memory {
-    /// An empty memfd.
+    /// An empty memfd. Of `flags`, those of `open`, O_CLOEXEC alone matters.
     pub(crate) fn new(name: &CStr, flags: c_int) -> Result<Memory, c_int> {
         let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
         let make = |flags: u32| {
@@ -33,15 +33,9 @@ impl Memory {
         })
     }
 
-    /// Opens an existing file for reading.
+    /// Opens an existing file with the flags of the program's `open`, but never creates one.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
         open(path, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Memory)
-    }
-
-    /// Writes `bytes` as the file's content, and seals the file.
-    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
-        write_at(self.0, bytes, 0)?;
-        self.seal()
     }
 
     /// Seals the file against any change.
@@ -77,7 +71,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Duplicates `fd` to a number of `least` or more, or from half of the limit.
+    /// Duplicates `fd` to a number of at least `least`, or of at least half the limit of descriptors if that is less.
     pub(crate) fn new(fd: c_int, least: usize) -> Option<Kept> {
         let least = (most_descriptors() / 2).min(least) as c_long;
         // SAFETY: the command touches no memory.

@@ -16,7 +16,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::ahead::FilesAhead;
 use crate::settings::{Setting, has_more_rights_than_its_caller, parse, variable};
-use crate::{inside, paths, report};
+use crate::{inside, paths, report, syscalls};
 
 /// Reads the environment. `DLFS_ORDER` is the order of the first mount, unless that has `;order=`. An error in
 /// `DLFS_MOUNTS` is reported in one line, and the program then runs without this library.
@@ -50,8 +50,8 @@ pub(crate) struct Mount {
     opened: AtomicPtr<Opened>,
     /// Set when opening begins: from then on the library may have descriptors.
     in_use: AtomicBool,
-    /// Locked during opening; true once a failure was reported. A forked child has a separate lock, since its
-    /// parent's may stay locked.
+    /// Locked during opening; true once a failure was reported. A forked child has a lock of its own, since its
+    /// parent's may stay locked there.
     opening: Forked<Mutex<bool>>,
     pub(crate) counters: Counters,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Counters {
 
 /// All mounts, which are never dropped; NULL before the settings are read.
 static MOUNTS: AtomicPtr<Vec<Mount>> = AtomicPtr::new(null_mut());
-/// A hash of the settings.
+/// A hash of the text of `DLFS_MOUNTS`.
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
 /// All mounts; empty before the settings are read.
@@ -90,7 +90,7 @@ pub(crate) fn all() -> &'static [Mount] {
     unsafe { MOUNTS.load(Ordering::Acquire).as_ref() }.map_or(&[], |mounts| &mounts[..])
 }
 
-/// A hash of the settings: a memfd from a program with other settings is not recognised.
+/// A hash of the text of `DLFS_MOUNTS`: a memfd from a program with another text is not recognised.
 pub(crate) fn settings_hash() -> u32 {
     SETTINGS.load(Ordering::Relaxed)
 }
@@ -155,7 +155,7 @@ impl Mount {
             return Ok(opened);
         }
         self.in_use.store(true, Ordering::Release);
-        match inside::above_low_numbers(|| self.open()) {
+        match above_low_numbers(|| self.open()) {
             Ok(opened) => {
                 self.opened.store(Box::into_raw(Box::new(opened)), Ordering::Release);
                 self.if_opened().ok_or(libc::EIO)
@@ -192,14 +192,47 @@ impl Mount {
 
 impl Opened {
     /// Returns whether the data set is a plain folder that is read through tiers.
-    pub(crate) fn has_tiers(&self) -> bool {
+    pub(crate) fn is_tiered_folder(&self) -> bool {
         self.folder.is_some() && self.files.dataset().image().tiers().is_some()
     }
 
     /// Returns whether the data set is a plain folder without tiers: the kernel then sees all of its files
     /// too.
-    pub(crate) fn is_bare(&self) -> bool {
-        self.folder.is_some() && !self.has_tiers()
+    pub(crate) fn is_bare_folder(&self) -> bool {
+        self.folder.is_some() && !self.is_tiered_folder()
+    }
+}
+
+/// Does `work` while the lowest descriptor numbers are occupied, so that its descriptors get higher ones:
+/// shells use low numbers freely. Does `work` alone if the program has several threads, which might open
+/// descriptors meanwhile, or a low limit of descriptors.
+fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // Descriptors of /dev/null on low numbers; -1: none.
+    let mut occupied = [-1; LOW as usize];
+    if is_single() && syscalls::most_descriptors() >= 4 * LOW as usize {
+        for slot in &mut occupied {
+            match syscalls::open(c"/dev/null", flags) {
+                Ok(fd @ 0..LOW) => *slot = fd,
+                Ok(fd @ LOW..) => {
+                    syscalls::close(fd);
+                    break;
+                }
+                _ => break,
+            }
+        }
+    }
+    let result = work();
+    occupied.iter().filter(|fd| **fd >= 0).for_each(|fd| syscalls::close(*fd));
+    result
+}
+
+/// Returns whether the program has one thread, according to the C library.
+fn is_single() -> bool {
+    // SAFETY: the name ends with NUL; the C library's variable of this name is a `char`.
+    unsafe {
+        let single = libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr());
+        !single.is_null() && single.cast::<u8>().read_volatile() != 0
     }
 }
 
@@ -218,3 +251,6 @@ pub(crate) fn errno_of(error: &Error) -> c_int {
         _ => libc::EIO,
     }
 }
+
+/// Descriptor numbers below this are left to the program.
+const LOW: c_int = 64;

@@ -148,7 +148,7 @@ pub(crate) fn learn_working_folder() {
 
 /// Finds the mount of a path relative to a folder's descriptor. The folder is below the mount, or contains it.
 fn below(folder: c_int, path: &[u8]) -> Option<MountedPath> {
-    if let Some((mount, node)) = files::identity(folder) {
+    if let Some((mount, node)) = files::node_behind(folder) {
         // If the descriptor is a file's, resolving the path reports ENOTDIR.
         let above =
             inside::run(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;

@@ -7,10 +7,9 @@ use libc::{AT_EMPTY_PATH, AT_FDCWD, size_t, ssize_t};
 
 use dlfs::posix::{Attributes, Node};
 
-use super::{Text, returned, text};
+use super::{Stat, StatFs, StatVfs, Statx, Text, returned, text};
 use crate::mounts::{Mount, Opened, errno_of};
 use crate::paths::{self, MountedPath};
-use crate::real::{Stat, StatFs, StatVfs, Statx};
 use crate::{files, inside};
 
 /// The subject of a call: a path below a mount, or the node behind a descriptor.
@@ -32,7 +31,7 @@ impl Subject {
 
     /// The subject of a descriptor of this library.
     fn of_descriptor(fd: c_int) -> Option<Subject> {
-        files::identity(fd).map(|(mount, node)| Subject::Node(mount, node))
+        files::node_behind(fd).map(|(mount, node)| Subject::Node(mount, node))
     }
 
     /// The mount, its data set and the node.
@@ -155,7 +154,7 @@ pub(crate) struct NodeStat {
     group: libc::gid_t,
 }
 
-/// A device number that no real device has: major numbers end at 4,095.
+/// The device number of a mount, which no real device has: major numbers end at 4,095.
 fn device(mount: &Mount) -> libc::dev_t {
     libc::makedev(MAJOR, mount.index() as u32 + 1)
 }
@@ -219,10 +218,10 @@ impl NodeStat {
 }
 
 /// As `statfs(2)` for the mount.
-fn statfs_of(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statfs, c_int> {
+fn statfs_of(mount: &Mount, opened: &Opened, node: Node) -> Result<libc::statfs, c_int> {
     // SAFETY: a `statfs` of zeroes is valid.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-    let vfs = vfs(mount, opened);
+    let vfs = statvfs_of(mount, opened, node)?;
     stat.f_type = TYPE;
     stat.f_bsize = vfs.f_bsize as _;
     stat.f_frsize = vfs.f_frsize as _;
@@ -234,11 +233,6 @@ fn statfs_of(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statfs, c_
 
 /// As `statvfs(3)` for the mount.
 fn statvfs_of(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statvfs, c_int> {
-    Ok(vfs(mount, opened))
-}
-
-/// The `statvfs` of the mount.
-fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     // SAFETY: a `statvfs` of zeroes is valid.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
     stat.f_bsize = BLOCK_BYTES.into();
@@ -248,7 +242,7 @@ fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     stat.f_fsid = device(mount);
     stat.f_flag = libc::ST_RDONLY | libc::ST_NOSUID;
     stat.f_namemax = dlfs::posix::MAX_COMPONENT_BYTES as u64;
-    stat
+    Ok(stat)
 }
 
 /// The block size in attributes: the size that programs are told to read in.

@@ -32,39 +32,8 @@ fn make(mounted: &MountedPath) -> c_int {
     }))
 }
 
-/// Functions that change one path. Each line: the answer below a mount, names and arguments, the folder to which the
-/// path is relative, and the path.
-macro_rules! writes {
-    ($($what:ident $($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident;)*) => {$(
-        instead! {
-            fn $($name)|+ ($($argument: $kind),*) -> c_int {
-                mounted($folder, $path).map_or_else(|| real($($argument),*), |mounted| $what(&mounted))
-            }
-        }
-    )*};
-}
-
-writes! {
-    remove_name unlink | remove | rmdir(path: Text), AT_FDCWD, path;
-    remove_name unlinkat(folder: c_int, path: Text, flags: c_int), folder, path;
-    make mkdir | mkfifo(path: Text, mode: mode_t), AT_FDCWD, path;
-    make mkdirat(folder: c_int, path: Text, mode: mode_t), folder, path;
-    make mknod(path: Text, mode: mode_t, device: libc::dev_t), AT_FDCWD, path;
-    make symlink(to: Text, path: Text), AT_FDCWD, path;
-    make symlinkat(to: Text, folder: c_int, path: Text), folder, path;
-    change truncate | truncate64(path: Text, len: libc::off_t), AT_FDCWD, path;
-    change chmod(path: Text, mode: mode_t), AT_FDCWD, path;
-    change fchmodat(folder: c_int, path: Text, mode: mode_t, flags: c_int), folder, path;
-    change chown | lchown(path: Text, owner: uid_t, group: gid_t), AT_FDCWD, path;
-    change fchownat(folder: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int), folder, path;
-    change utimensat(folder: c_int, path: Text, times: *const libc::timespec, flags: c_int), folder, path;
-    change setxattr | lsetxattr(path: Text, name: Text, value: *const c_void, len: size_t, flags: c_int),
-        AT_FDCWD, path;
-    change removexattr | lremovexattr(path: Text, name: Text), AT_FDCWD, path;
-}
-
-/// Answers a call with two paths, if one is ours: EROFS below one mount, EXDEV between two file systems.
-fn two(from: Option<MountedPath>, to: Option<MountedPath>) -> Option<c_int> {
+/// Answers a call with two paths, if one is below a mount: EROFS within one mount, EXDEV between two file systems.
+fn two_paths(from: Option<MountedPath>, to: Option<MountedPath>) -> Option<c_int> {
     match (from, to) {
         (None, None) => None,
         (Some(from), Some(to)) if std::ptr::eq(from.mount, to.mount) => Some(remove_name(&from)),
@@ -73,21 +42,32 @@ fn two(from: Option<MountedPath>, to: Option<MountedPath>) -> Option<c_int> {
     }
 }
 
-/// Functions that link or move a path to another one. Each line: names and arguments, then folder and path of both.
-macro_rules! moves {
-    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $old:expr, $from:ident, $new:expr, $to:ident;)*) => {$(
-        instead! {
-            fn $($name)|+ ($($argument: $kind),*) -> c_int {
-                let answer = two(mounted($old, $from), mounted($new, $to));
-                answer.unwrap_or_else(|| real($($argument),*))
-            }
-        }
-    )*};
-}
-
-moves! {
-    link | rename(from: Text, to: Text), AT_FDCWD, from, AT_FDCWD, to;
-    linkat(old: c_int, from: Text, new: c_int, to: Text, flags: c_int), old, from, new, to;
-    renameat(old: c_int, from: Text, new: c_int, to: Text), old, from, new, to;
-    renameat2(old: c_int, from: Text, new: c_int, to: Text, flags: c_uint), old, from, new, to;
+answers! {
+    unlink | remove | rmdir(path: Text) -> c_int, mounted(AT_FDCWD, path), found => remove_name(&found);
+    unlinkat(folder: c_int, path: Text, flags: c_int) -> c_int, mounted(folder, path), found => remove_name(&found);
+    mkdir | mkfifo(path: Text, mode: mode_t) -> c_int, mounted(AT_FDCWD, path), found => make(&found);
+    mkdirat(folder: c_int, path: Text, mode: mode_t) -> c_int, mounted(folder, path), found => make(&found);
+    mknod(path: Text, mode: mode_t, device: libc::dev_t) -> c_int, mounted(AT_FDCWD, path), found => make(&found);
+    symlink(to: Text, path: Text) -> c_int, mounted(AT_FDCWD, path), found => make(&found);
+    symlinkat(to: Text, folder: c_int, path: Text) -> c_int, mounted(folder, path), found => make(&found);
+    truncate | truncate64(path: Text, len: libc::off_t) -> c_int, mounted(AT_FDCWD, path), found => change(&found);
+    chmod(path: Text, mode: mode_t) -> c_int, mounted(AT_FDCWD, path), found => change(&found);
+    fchmodat(folder: c_int, path: Text, mode: mode_t, flags: c_int) -> c_int,
+        mounted(folder, path), found => change(&found);
+    chown | lchown(path: Text, owner: uid_t, group: gid_t) -> c_int, mounted(AT_FDCWD, path), found => change(&found);
+    fchownat(folder: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int) -> c_int,
+        mounted(folder, path), found => change(&found);
+    utimensat(folder: c_int, path: Text, times: *const libc::timespec, flags: c_int) -> c_int,
+        mounted(folder, path), found => change(&found);
+    setxattr | lsetxattr(path: Text, name: Text, value: *const c_void, len: size_t, flags: c_int) -> c_int,
+        mounted(AT_FDCWD, path), found => change(&found);
+    removexattr | lremovexattr(path: Text, name: Text) -> c_int, mounted(AT_FDCWD, path), found => change(&found);
+    link | rename(from: Text, to: Text) -> c_int,
+        two_paths(mounted(AT_FDCWD, from), mounted(AT_FDCWD, to)), answer => answer;
+    linkat(old: c_int, from: Text, new: c_int, to: Text, flags: c_int) -> c_int,
+        two_paths(mounted(old, from), mounted(new, to)), answer => answer;
+    renameat(old: c_int, from: Text, new: c_int, to: Text) -> c_int,
+        two_paths(mounted(old, from), mounted(new, to)), answer => answer;
+    renameat2(old: c_int, from: Text, new: c_int, to: Text, flags: c_uint) -> c_int,
+        two_paths(mounted(old, from), mounted(new, to)), answer => answer;
 }

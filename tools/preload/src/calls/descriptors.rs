@@ -29,7 +29,7 @@ instead! {
         }
         let first = c_uint::try_from(first).unwrap_or(0); // as the C library does
         if close_others(first, c_uint::MAX, 0).is_err() {
-            for fd in first as c_int..limit() {
+            for fd in first as c_int..syscalls::most_descriptors() as c_int {
                 if !is_ours(fd) {
                     syscalls::close(fd);
                 }
@@ -102,7 +102,7 @@ fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int>
 fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let Ok(folder) = syscalls::open(c"/proc/self/fd", flags) else {
-        let end = last.saturating_add(1).min(limit() as c_uint);
+        let end = last.saturating_add(1).min(syscalls::most_descriptors() as c_uint);
         (first..end).for_each(|fd| visit(fd as c_int));
         return;
     };
@@ -137,8 +137,3 @@ struct Entries([u8; 2048]);
 
 /// The offset of the name in an entry.
 const NAME_AT: usize = 19;
-
-/// The number above all descriptors, as far as the present limit tells.
-fn limit() -> c_int {
-    syscalls::most_descriptors() as c_int
-}

@@ -1,7 +1,7 @@
 //! Calls that open, list and close folders.
 //!
-//! The first 8 bytes tell a `DIR` of this library from one of the C library: the latter begins with
-//! its descriptor, which is never negative; the former with -1.
+//! The first 8 bytes tell a `DIR` of this library from one of the C library: the C library's begins with its
+//! descriptor, which is never negative; ours with -1.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;
@@ -11,15 +11,14 @@ use libc::{AT_FDCWD, DIR, dirent};
 
 use dlfs::posix::{FIRST, Folder, Node};
 
-use super::{Text, mounted, returned};
+use super::{Filter, Order, Text, mounted, returned};
 use crate::mounts::{Mount, Opened};
 use crate::paths::MountedPath;
-use crate::real::{Filter, Order};
 use crate::{files, inside, syscalls};
 
 instead! {
     fn fdopendir(fd: c_int) -> *mut DIR {
-        match files::identity(fd) {
+        match files::node_behind(fd) {
             Some((mount, Node::Folder(folder))) => returned(inside::run(|| {
                 Ok(OpenFolder::open(mount, mount.opened()?, folder, fd))
             })),

@@ -1,4 +1,7 @@
-//! The functions that replace the C library's, grouped by purpose.
+//! The functions that replace the C library's, grouped by purpose; and the C library's own, which they call for
+//! everything else.
+//!
+//! The C library's functions are looked up before `main`; a call before that looks up the function that it needs.
 
 /// Defines functions that programs call instead of the C library's functions of the same names. Their bodies
 /// may be unsafe; in them, `real` calls the C library's function.
@@ -15,7 +18,7 @@ macro_rules! instead {
         unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
             #[inline]
             unsafe fn real($($argument: $kind),*) -> $result {
-                static REAL: crate::real::Real = crate::real::Real::new(concat!(stringify!($name), "\0"));
+                static REAL: crate::calls::Real = crate::calls::Real::new(concat!(stringify!($name), "\0"));
                 // Runs before `START`: numbered sections come first.
                 #[used]
                 #[unsafe(link_section = ".init_array.00101")]
@@ -28,7 +31,7 @@ macro_rules! instead {
                 let address = REAL.address();
                 if address.is_null() {
                     crate::syscalls::set_errno(libc::ENOSYS);
-                    return crate::real::Failed::FAILED;
+                    return crate::calls::Failed::FAILED;
                 }
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the C library's function of this name has this type.
@@ -69,10 +72,13 @@ mod open;
 mod reads;
 mod resolve;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use libc::dirent;
 
 use crate::paths::{self, MountedPath};
-use crate::real::Failed;
 use crate::{mounts, syscalls};
 
 /// A C string.
@@ -106,3 +112,71 @@ fn returned<T: Failed>(result: Result<T, c_int>) -> T {
         T::FAILED
     })
 }
+
+/// A function of the C library, or of a library that is loaded after this one.
+struct Real {
+    /// Ends with NUL.
+    name: &'static str,
+    address: AtomicPtr<c_void>,
+}
+
+impl Real {
+    /// The function `name`, which must end with NUL.
+    const fn new(name: &'static str) -> Real {
+        assert!(matches!(name.as_bytes(), [.., 0]), "C's strings end with NUL");
+        Real { name, address: AtomicPtr::new(null_mut()) }
+    }
+
+    /// The function's address; NULL if there is none.
+    fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name ends with NUL.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Set once all functions are looked up. Before that, calls that allocators make must not look up a function,
+/// since a lookup may allocate.
+pub(crate) static RESOLVED: AtomicBool = AtomicBool::new(false);
+
+/// The value that a function returns on failure, with `errno` set.
+trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: c_int = -1;
+}
+
+impl Failed for c_long {
+    const FAILED: c_long = -1;
+}
+
+impl Failed for isize {
+    const FAILED: isize = -1;
+}
+
+impl Failed for () {
+    const FAILED: () = ();
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: *mut T = null_mut();
+}
+
+/// The caller's filter of a folder's entries; NULL accepts all.
+type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
+/// The caller's comparison of a folder's entries, to which it gets pointers to pointers, as from `qsort`; NULL leaves
+/// the entries in the folder's order.
+type Order = Option<unsafe extern "C" fn(*const c_void, *const c_void) -> c_int>;
+
+// Aliases, since the C library has functions and structs of the same names.
+type Stat = libc::stat;
+type Statx = libc::statx;
+type StatFs = libc::statfs;
+type StatVfs = libc::statvfs;

@@ -11,36 +11,30 @@ use super::{Text, mounted, returned, text};
 use crate::paths::MountedPath;
 use crate::{inside, syscalls};
 
-/// Functions that open a path below a mount here. Each line: names and arguments, the folder to which the path is
-/// relative, the path, and the flags.
-macro_rules! opens {
-    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*), $folder:expr, $path:ident, $flags:expr;)*) => {$(
-        instead! {
-            fn $($name)|+ ($($argument: $kind),*) -> c_int {
-                let answer = |mounted: MountedPath| returned(inside::run(|| mounted.open($flags, false)));
-                mounted($folder, $path).map_or_else(|| real($($argument),*), answer)
-            }
-        }
-    )*};
+answers! {
+    open | open64(path: Text, flags: c_int, mode: mode_t) -> c_int,
+        mounted(AT_FDCWD, path), found => open_file(&found, flags);
+    openat | openat64(folder: c_int, path: Text, flags: c_int, mode: mode_t) -> c_int,
+        mounted(folder, path), found => open_file(&found, flags);
+    __open_2 | __open64_2(path: Text, flags: c_int) -> c_int,
+        mounted(AT_FDCWD, path), found => open_file(&found, flags);
+    __openat_2 | __openat64_2(folder: c_int, path: Text, flags: c_int) -> c_int,
+        mounted(folder, path), found => open_file(&found, flags);
+    creat | creat64(path: Text, mode: mode_t) -> c_int,
+        mounted(AT_FDCWD, path), found => open_file(&found, CREATES);
+    fopen | fopen64(path: Text, mode: Text) -> *mut FILE,
+        mounted(AT_FDCWD, path), found => returned(inside::run(|| stream(&found, text(mode))));
 }
 
-opens! {
-    open | open64(path: Text, flags: c_int, mode: mode_t), AT_FDCWD, path, flags;
-    openat | openat64(folder: c_int, path: Text, flags: c_int, mode: mode_t), folder, path, flags;
-    __open_2 | __open64_2(path: Text, flags: c_int), AT_FDCWD, path, flags;
-    __openat_2 | __openat64_2(folder: c_int, path: Text, flags: c_int), folder, path, flags;
-    creat | creat64(path: Text, mode: mode_t), AT_FDCWD, path, CREATES;
+/// Opens a file or folder below a mount.
+fn open_file(mounted: &MountedPath, flags: c_int) -> c_int {
+    returned(inside::run(|| mounted.open(flags, false)))
 }
 
 /// The flags of `creat`.
 const CREATES: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
 
 instead! {
-    fn fopen | fopen64(path: Text, mode: Text) -> *mut FILE {
-        let answer = |mounted: MountedPath| returned(inside::run(|| stream(&mounted, text(mode))));
-        mounted(AT_FDCWD, path).map_or_else(|| real(path, mode), answer)
-    }
-
     fn freopen | freopen64(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
         let Some(mounted) = mounted(AT_FDCWD, path) else {
             return real(path, mode, stream);

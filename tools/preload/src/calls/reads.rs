@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
+use super::RESOLVED;
 use crate::in_place;
-use crate::real::RESOLVED;
 
 /// Functions that read into one buffer. Each line: names and further arguments, the system call, the position (`None`:
 /// the descriptor's own), and the length of the buffer.

@@ -27,7 +27,7 @@ instead! {
     }
 
     fn fchdir(fd: c_int) -> c_int {
-        match files::identity(fd) {
+        match files::node_behind(fd) {
             Some((_, Node::File(_))) => returned(Err(libc::ENOTDIR)),
             Some((_, Node::Folder(_))) => refuse(b"it"),
             None => entered(real(fd)),
