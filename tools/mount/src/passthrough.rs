@@ -178,8 +178,8 @@ impl Passthrough {
         is_whole.then_some(memory)
     }
 
-    /// Copies a file to `memory`, in steps of [`STEP_BYTES`]. Threads share `next`, the offset of the next step. Returns
-    /// whether all of this thread's reads and writes succeeded.
+    /// Copies a file to `memory`, in steps of [`STEP_BYTES`]. Threads share `next`, the offset of the next step.
+    /// Returns whether all reads and writes of this thread succeeded.
     fn copy(&self, file: File, len: u64, next: &AtomicU64, memory: &BackingFile) -> bool {
         loop {
             let at = next.fetch_add(STEP_BYTES, Ordering::Relaxed);

@@ -2,18 +2,19 @@
 //!
 //! Indices and ids are any object that is an integer, however large. Names are any bytes on media, and `str` with
 //! surrogate escapes in Python, like file names. Values that the library serializes have the same keys as in the
-//! command's JSON.
+//! command's JSON. States of runs are dicts that JSON can store, or JSON text.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
+use dlfs::order::State;
 use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyString, PyTuple};
 use serde::Serialize;
 
-use crate::error::raise_index;
-use crate::state::json;
+use crate::error::{raise_index, raise_invalid};
 
 /// Returns whether `given` is a name, a str or bytes, and not an id or a sequence of names.
 pub(crate) fn is_name(given: &Bound<'_, PyAny>) -> bool {
@@ -91,4 +92,43 @@ pub(crate) fn dict<'py>(
     let text = serde_json::to_string(counters);
     let text = text.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
     Ok(json(py)?.call_method1("loads", (text,))?.cast_into()?)
+}
+
+/// Parses the number of an epoch.
+///
+/// # Errors
+/// `InvalidArgument`: there is no such epoch. `TypeError`: it is not an integer.
+pub(crate) fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    given.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(given.py()) {
+            raise_invalid(given.py(), format!("there is no epoch {given}"))
+        } else {
+            error
+        }
+    })
+}
+
+/// The state as a dict.
+pub(crate) fn state_to_dict<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyAny>> {
+    json(py)?.call_method1("loads", (state.to_json(),))
+}
+
+/// Parses a state: a dict, or JSON text.
+pub(crate) fn state_of_dict(state: &Bound<'_, PyAny>) -> PyResult<State> {
+    let text = state_text(state)?;
+    State::from_json(&text).map_err(|error| raise_invalid(state.py(), error.report()))
+}
+
+/// A state as JSON text; `state` is such a text already, or an object that JSON can store.
+pub(crate) fn state_text(state: &Bound<'_, PyAny>) -> PyResult<String> {
+    match state.cast::<PyString>() {
+        Ok(text) => Ok(text.to_string()),
+        Err(_) => json(state.py())?.call_method1("dumps", (state,))?.extract(),
+    }
+}
+
+/// Python's module `json`.
+pub(crate) fn json(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static JSON: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    Ok(JSON.get_or_try_init(py, || py.import("json").map(Bound::unbind))?.bind(py))
 }

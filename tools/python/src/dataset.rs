@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
-use crate::convert::{self, position};
+use crate::convert::{self, json, position};
 use crate::error::{self, OrRaise as _, detached, raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
 use crate::fields::{Choice, Fields};
@@ -30,7 +30,6 @@ use crate::keys::{Keys, Names, looked_up, picked};
 use crate::options::{about, open_options, seconds, without};
 use crate::peers::{Join, keywords};
 use crate::sample_file::{self, SampleFile};
-use crate::state::json;
 use crate::{metrics, numpy};
 
 /// An open data set: a sequence of samples. `dlfs.open` returns it.

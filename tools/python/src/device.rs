@@ -105,13 +105,13 @@ pub(crate) fn parse(options: &Bound<'_, PyDict>) -> PyResult<Option<(Pin, u32)>>
 /// A batch on a device, and the places of its arrays.
 pub(crate) struct Arrived {
     bytes: DeviceBytes,
-    arrays: Vec<(Part, Spec)>,
+    arrays: Vec<(ArrayName, Spec)>,
 }
 
-/// An array of a batch: its ids, labels, sources, a typed column, or the offsets or the data of the field with this
-/// number.
+/// The name of an array of a batch: its ids, labels, sources, a typed column, or the offsets or the data of the field
+/// with this number.
 #[derive(PartialEq)]
-enum Part {
+enum ArrayName {
     Ids,
     Labels,
     Sources,
@@ -123,7 +123,7 @@ enum Part {
 /// The arrays of a batch on the way to the device, in their order there.
 struct Sent {
     held: Arc<Held>,
-    arrays: Vec<(Part, Spec)>,
+    arrays: Vec<(ArrayName, Spec)>,
     /// The bytes of each array.
     bytes: Vec<SentBytes>,
 }
@@ -137,14 +137,14 @@ enum SentBytes {
 }
 
 impl Sent {
-    fn push(&mut self, part: Part, element: Element, shape: Vec<i64>, bytes: SentBytes) {
-        self.arrays.push((part, Spec::compact(element, shape, 0)));
+    fn push(&mut self, name: ArrayName, element: Element, shape: Vec<i64>, bytes: SentBytes) {
+        self.arrays.push((name, Spec::compact(element, shape, 0)));
         self.bytes.push(bytes);
     }
 
-    fn numbers(&mut self, part: Part, numbers: impl Iterator<Item = i64>) {
+    fn numbers(&mut self, name: ArrayName, numbers: impl Iterator<Item = i64>) {
         let bytes: Vec<u8> = numbers.flat_map(i64::to_le_bytes).collect();
-        self.push(part, Element::I64, vec![bytes.len() as i64 / 8], SentBytes::Small(bytes));
+        self.push(name, Element::I64, vec![bytes.len() as i64 / 8], SentBytes::Small(bytes));
     }
 
     fn parts(&self) -> Parts<'_> {
@@ -175,20 +175,20 @@ impl Arrived {
     pub(crate) fn send(held: &Arc<Held>, slot: Slot) -> dlfs::Result<Arrived> {
         let mut sent = Sent { held: Arc::clone(held), arrays: Vec::new(), bytes: Vec::new() };
         let samples = 0..held.len();
-        sent.numbers(Part::Ids, samples.clone().map(|index| held.id(index)));
+        sent.numbers(ArrayName::Ids, samples.clone().map(|index| held.id(index)));
         if held.has_labels() {
             let labels = samples.clone().map(|index| held.label(index).unwrap_or(NO_LABEL));
-            sent.numbers(Part::Labels, labels);
+            sent.numbers(ArrayName::Labels, labels);
         }
         if let Some(sources) = held.sources() {
-            sent.numbers(Part::Sources, sources.iter().map(|&source| source.into()));
+            sent.numbers(ArrayName::Sources, sources.iter().map(|&source| source.into()));
         }
         for name in held.column_names() {
             // Data sets of a mixture may disagree on a column: batch.column then raises.
             let Ok(values) = held.column(&name, samples.clone()) else { continue };
             let (element, bytes) = values.elements();
             let shape = vec![held.len() as i64];
-            sent.push(Part::Column(name), element, shape, SentBytes::Small(bytes));
+            sent.push(ArrayName::Column(name), element, shape, SentBytes::Small(bytes));
         }
         let fields = &held.fields;
         let shown: Vec<(usize, Option<usize>)> = if fields.are_several() {
@@ -203,11 +203,11 @@ impl Arrived {
                 *at += count;
                 Some(*at)
             });
-            sent.numbers(Part::Offsets(number), std::iter::once(0).chain(ends));
+            sent.numbers(ArrayName::Offsets(number), std::iter::once(0).chain(ends));
         }
         for (rows, &(number, field)) in rows.iter().zip(&shown) {
             let bytes = SentBytes::Samples(field);
-            sent.push(Part::Data(number), rows.element, rows.shape(), bytes);
+            sent.push(ArrayName::Data(number), rows.element, rows.shape(), bytes);
         }
         let mut arrays = std::mem::take(&mut sent.arrays);
         let bytes = slot.upload(sent, Sent::parts)?;
@@ -218,8 +218,8 @@ impl Arrived {
         Ok(Arrived { bytes, arrays })
     }
 
-    fn array(&self, part: &Part) -> Option<DeviceArray> {
-        let (_, spec) = self.arrays.iter().find(|(of, _)| of == part)?;
+    fn array(&self, name: &ArrayName) -> Option<DeviceArray> {
+        let (_, spec) = self.arrays.iter().find(|(of, _)| of == name)?;
         Some(DeviceArray::new(&self.bytes, spec.clone()))
     }
 }
@@ -292,11 +292,11 @@ impl OnDevice {
     }
 
     /// The array of the field that stands for the sample.
-    fn of_field(&self, py: Python<'_>, part: fn(usize) -> Part) -> PyResult<DeviceArray> {
+    fn of_field(&self, py: Python<'_>, name: fn(usize) -> ArrayName) -> PyResult<DeviceArray> {
         if self.fields.are_several() {
             return Err(raise_no_array(py, self.fields.unnamed().report()));
         }
-        self.arrived.array(&part(self.fields.sole().unwrap_or(0))).ok_or_else(|| {
+        self.arrived.array(&name(self.fields.sole().unwrap_or(0))).ok_or_else(|| {
             let text = "the field is not on the device: name it in the loader's option fields";
             raise_no_array(py, text.to_owned())
         })
@@ -309,39 +309,39 @@ impl OnDevice {
     /// dlfs.torch.TensorBatch.data.
     #[getter]
     fn data(&self, py: Python<'_>) -> PyResult<DeviceArray> {
-        self.of_field(py, Part::Data)
+        self.of_field(py, ArrayName::Data)
     }
 
     /// The start of each sample in the flat data, and the end of the last one: int64[B + 1].
     #[getter]
     fn offsets(&self, py: Python<'_>) -> PyResult<DeviceArray> {
-        self.of_field(py, Part::Offsets)
+        self.of_field(py, ArrayName::Offsets)
     }
 
     /// int64[B].
     #[getter]
     fn ids(&self) -> Option<DeviceArray> {
-        self.arrived.array(&Part::Ids)
+        self.arrived.array(&ArrayName::Ids)
     }
 
     /// int64[B], or None, as Batch.labels.
     #[getter]
     fn labels(&self) -> Option<DeviceArray> {
-        self.arrived.array(&Part::Labels)
+        self.arrived.array(&ArrayName::Labels)
     }
 
     /// int64[B] of a mixture; None otherwise.
     #[getter]
     fn sources(&self) -> Option<DeviceArray> {
-        self.arrived.array(&Part::Sources)
+        self.arrived.array(&ArrayName::Sources)
     }
 
     /// The typed columns by name, as Batch.column has them.
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for (part, spec) in &self.arrived.arrays {
-            if let Part::Column(name) = part {
+        for (array, spec) in &self.arrived.arrays {
+            if let ArrayName::Column(name) = array {
                 all.set_item(name, DeviceArray::new(&self.arrived.bytes, spec.clone()))?;
             }
         }

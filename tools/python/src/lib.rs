@@ -10,7 +10,7 @@
 //! | `ffi.rs`, `dlpack.rs`, `numpy.rs`, `device.rs` | bytes as buffers, through DLPack, as arrays, on a device |
 //! | `writer.rs`, `plan.rs`, `import.rs`, `edit.rs` | write and change images |
 //! | `peers.rs`, `store.rs` | the other ranks of a job |
-//! | `keys.rs`, `convert.rs`, `options.rs`, `weights.rs`, `state.rs` | arguments from Python, and states of runs |
+//! | `keys.rs`, `convert.rs`, `options.rs` | arguments from Python, and states of runs |
 //! | `report.rs`, `metrics.rs`, `error.rs` | reports and metrics; exceptions, signals and warnings |
 //!
 //! Only `ffi.rs` and `dlpack.rs` have `unsafe` code.
@@ -44,10 +44,8 @@ mod sample;
 mod sample_file;
 mod sampler;
 mod shards;
-mod state;
 mod store;
 mod tokens;
-mod weights;
 mod writer;
 
 use pyo3::prelude::*;

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::batch::Batch;
-use crate::convert;
+use crate::convert::{self, an_epoch, state_of_dict, state_to_dict};
 use crate::dataset::Dataset;
 use crate::device::{Arrived, Device};
 use crate::error::{self, OrRaise as _, Signals, detached, raise, raise_invalid};
@@ -28,7 +28,6 @@ use crate::mixture::Mixture;
 use crate::options::{given_or, loader_options, names, of_peers, without};
 use crate::peers::Join;
 use crate::report::{self, Report};
-use crate::state::{an_epoch, state_of_dict, state_to_dict};
 use crate::store;
 
 /// Batches along an order, read ahead by native threads without the interpreter.

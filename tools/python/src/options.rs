@@ -1,11 +1,15 @@
-//! Options from Python's keywords: the fields of the library's structs of options are taken by their names.
+//! Options from Python's keywords: the fields of the library's structs of options are taken by their names. The option
+//! `weights` of a weighted order, which these structs lack, may be bytes, a dict or a name.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use dlfs::buf::SealedLocation;
 use dlfs::dataset::{Options, ViewSource};
 use dlfs::directory::Directory;
 use dlfs::options::{Connect, Kind, Load, Open, Order, Peers, Read, Seconds, Tiers, Tokens};
+use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use pyo3::conversion::FromPyObjectOwned;
@@ -19,7 +23,6 @@ use serde_json::{Map, Value};
 use crate::dataset::addresses;
 use crate::device;
 use crate::error::{OrRaise as _, raise_invalid};
-use crate::weights::weights;
 
 /// The options of `dlfs.open`, apart from the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -74,8 +77,8 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     Ok(options)
 }
 
-/// The options of `dlfs.Loader` and the samplers, apart from the data set.
-/// `directory` is that of the data set, and `None` for a mixture.
+/// The options of `dlfs.Loader` and the samplers, apart from the data set. `directory` is that of the data set; `None`
+/// for a mixture and for shards.
 pub(crate) fn loader_options(
     given: &Bound<'_, PyDict>,
     directory: Option<&Directory>,
@@ -249,4 +252,80 @@ pub(crate) fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<std::time
     let seconds: f64 = value.extract()?;
     let time = Seconds::try_from(seconds);
     time.map(|time| time.0).map_err(|why| raise_invalid(value.py(), format!("{key}: {why}")))
+}
+
+/// The weights that the options give the samples of `directory`.
+///
+/// # Errors
+/// `InvalidArgument`: there is no directory, as of a mixture; no weights, or weights that cannot be drawn by.
+/// `TypeError`: `weights` is neither bytes nor a dict nor a str.
+fn weights(
+    given: &Bound<'_, PyDict>,
+    draws: Draws,
+    directory: Option<&Directory>,
+) -> PyResult<Arc<Weights>> {
+    let py = given.py();
+    let Some(directory) = directory else {
+        let text =
+            "weights are of the samples of one data set, not of a mixture: weigh its data sets";
+        return Err(raise_invalid(py, text.into()));
+    };
+    let Some(weights) = given.get_item("weights")?.filter(|weights| !weights.is_none()) else {
+        let text = "order=\"weighted\" draws by weights: give weights, an array with one for each sample, \
+                    {label: weight}, or \"balanced\"";
+        return Err(raise_invalid(py, text.into()));
+    };
+    let made = match by_label(&weights, directory)? {
+        Some(weights) => {
+            let live = 0..directory.num_live();
+            let labels = live.map(|rank| directory.label(directory.id_of_live(rank)));
+            Weights::of_labels(directory.num_live(), labels, &weights, draws)
+        }
+        None => {
+            let numbers = weights.cast::<PyBytes>()?.as_bytes().as_chunks::<8>().0;
+            let numbers: Vec<f64> =
+                numbers.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect();
+            Weights::of_samples(directory.num_live(), &numbers, draws)
+        }
+    };
+    made.map(Arc::new).or_raise(py)
+}
+
+/// The weights as weights of labels; `None` if they are the bytes of numbers, one for each sample.
+fn by_label(weights: &Bound<'_, PyAny>, directory: &Directory) -> PyResult<Option<LabelWeights>> {
+    let py = weights.py();
+    if let Ok(text) = weights.cast::<PyString>() {
+        return match text.to_cow()?.as_ref() {
+            "balanced" => Ok(Some(LabelWeights::Balanced)),
+            other => Err(raise_invalid(
+                py,
+                format!("weights is \"balanced\", {{label: weight}} or an array, not {other:?}"),
+            )),
+        };
+    }
+    let Ok(by_label) = weights.cast::<PyDict>() else {
+        return if weights.is_instance_of::<PyBytes>() {
+            Ok(None)
+        } else {
+            Err(PyTypeError::new_err("weights: not an array, a dict or a str"))
+        };
+    };
+    let mut each = BTreeMap::new();
+    for (label, weight) in by_label {
+        let label = match label.cast::<PyString>() {
+            Ok(name) => {
+                let name = name.to_cow()?;
+                let is_it = |class: &Vec<u8>| *class == name.as_bytes();
+                let at = directory.classes().iter().position(is_it).ok_or_else(|| {
+                    raise_invalid(py, format!("weights: the data set has no class {name:?}"))
+                })?;
+                at as i64
+            }
+            Err(_) => label.extract()?,
+        };
+        if each.insert(label, weight.extract()?).is_some() {
+            return Err(raise_invalid(py, format!("weights: label {label} has two weights")));
+        }
+    }
+    Ok(Some(LabelWeights::Each(each)))
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use dlfs::dataset::save_page;
 use pyo3::prelude::*;
 
+use crate::convert::json;
 use crate::error::OrRaise as _;
-use crate::state::json;
 
 /// The report on what a loader has delivered and waited for, from Loader.report().
 ///

@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::convert::{an_epoch, state_of_dict, state_to_dict};
 use crate::dataset::Dataset;
 use crate::error::OrRaise as _;
 use crate::mixture::{Mixture, key_of};
 use crate::options::{loader_options, without};
-use crate::state::{an_epoch, state_of_dict, state_to_dict};
 
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]

@@ -11,12 +11,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::batch::Batch;
+use crate::convert::{json, state_text};
 use crate::dataset::addresses;
 use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid, turn};
 use crate::fields::Fields;
 use crate::held::Held;
 use crate::options::{loader_options, open_options};
-use crate::state::{json, state_text};
 
 /// Batches of shards of samples that were not imported: tar, Parquet, MDS and the other kinds that an import takes.
 ///

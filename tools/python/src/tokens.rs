@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::convert::{self, an_epoch, state_of_dict, state_to_dict};
 use crate::dataset::Dataset;
 use crate::device::{Device, DeviceArray};
 use crate::dlpack::Spec;
@@ -24,9 +25,8 @@ use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid};
 use crate::ffi::{Unshared, is_shared};
 use crate::loader::{has_ended, join_peers, joining};
 use crate::mixture::Mixture;
+use crate::numpy;
 use crate::options::{given_or, loader_options, take, without};
-use crate::state::{an_epoch, state_of_dict, state_to_dict};
-use crate::{convert, numpy};
 
 /// Rows of tokens along an order. The subclass dlfs.tokens.Loader documents the class.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "TokenLoader", weakref)]
@@ -40,7 +40,7 @@ pub(crate) struct TokenLoader {
     /// Set if a state was loaded and nothing was read since.
     resumed: AtomicBool,
     /// The arrays of the last batches. Locked only while attached.
-    ring: Mutex<Vec<Slot<Py<PyAny>>>>,
+    ring: Mutex<Vec<PerArray<Py<PyAny>>>>,
     /// The device that arrays are copied to, and the memory in which they are filled.
     device: Option<(Device, OnceLock<Pool>)>,
 }
@@ -59,7 +59,7 @@ struct Turn {
 
 /// One thing for each array of a batch: tokens, segment ids, position ids, loss mask, sample ids. `None`: the program
 /// does not want the array.
-type Slot<T> = [Option<T>; 5];
+type PerArray<T> = [Option<T>; 5];
 
 /// The shape of an array: rows, chunks, columns of a chunk.
 type Shape = (usize, usize, usize);
@@ -67,7 +67,7 @@ type Shape = (usize, usize, usize);
 /// The arrays that the program wants.
 struct Wanted {
     /// The type of the elements of each array.
-    elements: Slot<Element>,
+    elements: PerArray<Element>,
     /// The columns of rows at the epoch's start.
     columns: Columns,
     /// True if cu_seqlens are wanted.
@@ -76,7 +76,7 @@ struct Wanted {
 
 /// A batch for Python: its arrays [rows, chunks, columns of a chunk], cu_seqlens with their largest difference, its
 /// epoch.
-type Taken = (Slot<Py<PyAny>>, Option<(Py<PyAny>, u32)>, u64);
+type Taken = (PerArray<Py<PyAny>>, Option<(Py<PyAny>, u32)>, u64);
 
 #[pymethods]
 impl TokenLoader {
@@ -155,7 +155,7 @@ impl TokenLoader {
         if let Some((device, pool)) = &self.device {
             return self.take_to(py, device, pool, iteration);
         }
-        let mut slot = self.free_slot(py)?;
+        let mut each = self.free_arrays(py)?;
         let mut cu_seqlens = Vec::new();
         let filled = detached(py, |watch| {
             let mut turn = error::turn(self.turn(), watch)?;
@@ -163,36 +163,36 @@ impl TokenLoader {
                 return Ok(None);
             }
             let Turn { batch, epoch, .. } = &*turn;
-            let mut arrays = self.wanted.arrays(memory(&mut slot), &mut cu_seqlens);
+            let mut arrays = self.wanted.arrays(memory(&mut each), &mut cu_seqlens);
             batch.fill(&self.wanted.columns, &mut arrays)?;
             let shape = self.wanted.shape(batch)?;
             Ok(Some((shape, batch.max_seqlen(), *epoch)))
         });
-        let slot = slot.map(|array| array.map(Unshared::into_array));
-        self.keep(py, &slot);
+        let each = each.map(|array| array.map(Unshared::into_array));
+        self.keep(py, &each);
         let Some((shape, max_seqlen, epoch)) = filled? else { return Ok(None) };
-        let slot = shaped(py, slot, shape)?;
+        let each = shaped(py, each, shape)?;
         let cu_seqlens = self.wanted.cu_seqlens.then(|| {
             (PyByteArray::new(py, cu_seqlens[..].as_bytes()).into_any().unbind(), max_seqlen)
         });
-        Ok(Some((slot, cu_seqlens, epoch)))
+        Ok(Some((each, cu_seqlens, epoch)))
     }
 
     /// The arrays of rows by their numbers, counted through all epochs and over all ranks. They are new ones.
-    fn _rows_at(&self, py: Python<'_>, rows: Vec<u64>) -> PyResult<Slot<Py<PyAny>>> {
+    fn _rows_at(&self, py: Python<'_>, rows: Vec<u64>) -> PyResult<PerArray<Py<PyAny>>> {
         let (batch, shape) = detached(py, |watch| {
             let mut batch = TokenBatch::new();
             self.loader.read_rows(&rows, &mut batch, watch)?;
             let shape = self.wanted.shape(&batch)?;
             Ok((batch, shape))
         })?;
-        let mut slot = self.arrays_in(py, Slot::default(), shape.0 * shape.1 * shape.2)?;
+        let mut each = self.arrays_in(py, PerArray::default(), shape.0 * shape.1 * shape.2)?;
         detached(py, |_| {
             let mut starts = Vec::new();
-            let mut arrays = self.wanted.arrays(memory(&mut slot), &mut starts);
+            let mut arrays = self.wanted.arrays(memory(&mut each), &mut starts);
             batch.fill(&self.wanted.columns, &mut arrays)
         })?;
-        shaped(py, slot.map(|array| array.map(Unshared::into_array)), shape)
+        shaped(py, each.map(|array| array.map(Unshared::into_array)), shape)
     }
 
     /// Batches of a whole epoch on this rank.
@@ -344,8 +344,8 @@ impl TokenLoader {
         let of = |spec: Spec| -> PyResult<Py<PyAny>> {
             Ok(Py::new(py, DeviceArray::new(&sent, spec))?.into_any())
         };
-        let mut slot = Slot::default();
-        for (array, spec) in slot.iter_mut().zip(places.specs) {
+        let mut each = PerArray::default();
+        for (array, spec) in each.iter_mut().zip(places.specs) {
             *array = spec.map(of).transpose()?;
         }
         let starts = self.wanted.cu_seqlens.then(|| sent.array(1)).flatten();
@@ -354,30 +354,31 @@ impl TokenLoader {
             of(Spec::compact(Element::I32, vec![len as i64 / 4], offset))
         });
         let starts = starts.transpose()?.map(|starts| (starts, max_seqlen));
-        Ok(Some((slot, starts, epoch)))
+        Ok(Some((each, starts, epoch)))
     }
 
     /// Arrays that nobody else references: those of an earlier batch, or new ones.
-    fn free_slot(&self, py: Python<'_>) -> PyResult<Slot<Unshared>> {
-        let is_free =
-            |slot: &Slot<Py<PyAny>>| slot.iter().flatten().all(|array| !is_shared(array.bind(py)));
+    fn free_arrays(&self, py: Python<'_>) -> PyResult<PerArray<Unshared>> {
+        let is_free = |each: &PerArray<Py<PyAny>>| {
+            each.iter().flatten().all(|array| !is_shared(array.bind(py)))
+        };
         let mut ring = self.ring.lock();
         let found = ring.iter().position(is_free).map(|at| ring.remove(at));
         drop(ring);
         self.arrays_in(py, found.unwrap_or_default(), self.most_elements)
     }
 
-    /// Arrays of `len` elements: those in `slot`, and new ones where it has none.
+    /// Arrays of `len` elements: those in `each`, and new ones where it has none.
     fn arrays_in(
         &self,
         py: Python<'_>,
-        mut slot: Slot<Py<PyAny>>,
+        mut each: PerArray<Py<PyAny>>,
         len: usize,
-    ) -> PyResult<Slot<Unshared>> {
-        let mut free = Slot::default();
+    ) -> PyResult<PerArray<Unshared>> {
+        let mut free = PerArray::default();
         for (at, element) in self.wanted.elements.iter().enumerate() {
             let Some(element) = element else { continue };
-            let array = match slot[at].take() {
+            let array = match each[at].take() {
                 Some(array) => array.into_bound(py),
                 None => numpy::zeros(py, len, element.numpy_name())?,
             };
@@ -387,9 +388,9 @@ impl TokenLoader {
     }
 
     /// Remembers the arrays of a batch for later batches, at most [`RING`] batches.
-    fn keep(&self, py: Python<'_>, slot: &Slot<Py<PyAny>>) {
+    fn keep(&self, py: Python<'_>, each: &PerArray<Py<PyAny>>) {
         let mut ring = self.ring.lock();
-        ring.push(std::array::from_fn(|at| slot[at].as_ref().map(|array| array.clone_ref(py))));
+        ring.push(std::array::from_fn(|at| each[at].as_ref().map(|array| array.clone_ref(py))));
         let oldest = (ring.len() > RING).then(|| ring.remove(0));
         drop(ring);
         drop(oldest);
@@ -425,9 +426,9 @@ impl Wanted {
         Ok(Wanted { elements, columns, cu_seqlens })
     }
 
-    /// The arrays in the memory of `slot`, as elements of the types that the program wants.
-    fn arrays<'a>(&self, slot: Slot<&'a mut [u8]>, starts: &'a mut Vec<i32>) -> Arrays<'a> {
-        let [tokens, segment_ids, position_ids, loss_mask, sample_ids] = slot;
+    /// The arrays in the memory of `each`, as elements of the types that the program wants.
+    fn arrays<'a>(&self, each: PerArray<&'a mut [u8]>, starts: &'a mut Vec<i32>) -> Arrays<'a> {
+        let [tokens, segment_ids, position_ids, loss_mask, sample_ids] = each;
         let tokens = tokens.expect("each batch has tokens");
         Arrays {
             tokens: match self.elements[0] {
@@ -468,9 +469,13 @@ impl Wanted {
 }
 
 /// Views of the first elements of each array, in this shape.
-fn shaped(py: Python<'_>, slot: Slot<Py<PyAny>>, shape: Shape) -> PyResult<Slot<Py<PyAny>>> {
-    let mut shaped = Slot::default();
-    for (to, array) in shaped.iter_mut().zip(slot) {
+fn shaped(
+    py: Python<'_>,
+    each: PerArray<Py<PyAny>>,
+    shape: Shape,
+) -> PyResult<PerArray<Py<PyAny>>> {
+    let mut shaped = PerArray::default();
+    for (to, array) in shaped.iter_mut().zip(each) {
         let first = array.map(|array| numpy::first_as(array.bind(py), shape));
         *to = first.transpose()?.map(Bound::unbind);
     }
@@ -479,7 +484,7 @@ fn shaped(py: Python<'_>, slot: Slot<Py<PyAny>>, shape: Shape) -> PyResult<Slot<
 
 /// The places of a batch's arrays in one buffer.
 struct Places {
-    specs: Slot<Spec>,
+    specs: PerArray<Spec>,
     /// Length of the buffer in bytes.
     len: usize,
 }
@@ -502,10 +507,10 @@ impl Places {
     }
 
     /// Divides a buffer into the bytes of each array.
-    fn split<'a>(&self, buffer: &'a mut [u8]) -> Slot<&'a mut [u8]> {
+    fn split<'a>(&self, buffer: &'a mut [u8]) -> PerArray<&'a mut [u8]> {
         let mut rest = buffer;
-        let mut slot = Slot::default();
-        for (bytes, spec) in slot.iter_mut().zip(&self.specs) {
+        let mut each = PerArray::default();
+        for (bytes, spec) in each.iter_mut().zip(&self.specs) {
             let Some(spec) = spec else { continue };
             let len =
                 spec.shape.iter().product::<i64>() as usize * spec.element.len_bytes() as usize;
@@ -513,13 +518,13 @@ impl Places {
             *bytes = Some(&mut array[..len]);
             rest = behind;
         }
-        slot
+        each
     }
 }
 
 /// The memory of each array.
-fn memory(slot: &mut Slot<Unshared>) -> Slot<&mut [u8]> {
-    slot.each_mut().map(|array| array.as_mut().map(Unshared::bytes))
+fn memory(each: &mut PerArray<Unshared>) -> PerArray<&mut [u8]> {
+    each.each_mut().map(|array| array.as_mut().map(Unshared::bytes))
 }
 
 /// The elements of an array, of the type that its memory was made for.
