@@ -9,7 +9,7 @@ use super::{Choice, Kind, Seconds, Size, invalid, within};
 use crate::error::{Error, Result, ensure};
 use crate::gpu::Pin;
 use crate::order::weighted::Draws;
-use crate::order::{OrderKind, OrderSpec, SequentialBy, Shard, Sharding, Tail};
+use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy, Shard, Sharding, Tail};
 use crate::peers::Launched;
 use crate::prefetch::{Batching, LoaderOptions, NodePlace};
 use crate::reader::{OnError, ReaderOptions};
@@ -244,7 +244,8 @@ impl Load {
         Ok(budget.into_iter().fold(options, LoaderOptions::by_budget))
     }
 
-    /// The rank and its place on its node, if one loader reads for the node; otherwise `rank`.
+    /// `rank` and `None`; or, if one loader reads for the node, the rank as node loaders count it
+    /// ([`NodePlace::rank_of`]), and its node.
     fn node(&self, rank: u32, world_size: u32) -> Result<(u32, Option<NodePlace>)> {
         let is_given = self.local_rank.is_some() || self.local_world_size.is_some();
         if !self.node_loader {
@@ -255,6 +256,8 @@ impl Load {
             return Ok((rank, None));
         }
         let launched = Launched::from_env()?;
+        // The default of local rank and local world size: the launcher's, if it has launched this rank; without a
+        // launcher, one node has all ranks; otherwise they are unknown.
         let known = match &launched {
             None if !is_given => (Some(rank), Some(world_size)),
             Some(it) if (it.rank, it.world_size) == (rank, world_size) => {
@@ -370,7 +373,7 @@ pub const DEFAULT_EXCHANGE: f64 = 0.1;
 const MOST_COPY_THREADS: u16 = 256;
 
 /// The most epochs that a loader counts.
-const MOST_EPOCHS: u64 = (1 << 24) - 1;
+const MOST_EPOCHS: u64 = MAX_EPOCHS - 1;
 
-/// The most queue pairs per namespace. No target grants a host more, and this many are still opened quickly.
+/// The most queue pairs per namespace: all are opened before the first read, and this many are still opened quickly.
 const MAX_QUEUE_PAIRS: u32 = 1024;

@@ -37,7 +37,7 @@ pub struct Batch {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleLocation {
     pub(crate) id: SampleId,
-    /// The index of the buffer: [`MISSING`] if the sample failed, any if it is empty.
+    /// The index of the buffer: [`MISSING`] if the sample failed and is to be removed, any if it is empty.
     pub(crate) buf: u32,
     pub(crate) len_bytes: u32,
     /// First byte in the buffer.
@@ -65,7 +65,7 @@ pub(crate) struct Recheck {
 pub(crate) struct BatchOfSource {
     source: u32,
     batch: Batch,
-    /// The samples taken so far, and the rechecks among them.
+    /// The number of samples taken so far, and of the rechecks among them.
     taken: usize,
     rechecked: usize,
     /// For each buffer: the number of the batch that took it last, and the buffer's index in that batch.
@@ -322,31 +322,30 @@ impl Batch {
         self.rows.push(row);
     }
 
-    /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` identifies this batch
-    /// among all that take samples of `part`; 0: the last of them, which takes the buffers instead of sharing
-    /// them.
+    /// Appends the next sample of the batch `of`, and returns the sample's index there. `number` identifies this batch
+    /// among all that take samples of `of`; 0: the last of them, which takes the buffers instead of sharing them.
     #[inline]
-    pub(crate) fn push_next_of(&mut self, part: &mut BatchOfSource, number: u32) -> u32 {
-        let nth = part.taken;
-        part.taken += 1;
-        let mut location = part.batch.samples[nth];
-        if let Some(recheck) = part.batch.rechecks.get(part.rechecked)
+    pub(crate) fn push_next_of(&mut self, of: &mut BatchOfSource, number: u32) -> u32 {
+        let nth = of.taken;
+        of.taken += 1;
+        let mut location = of.batch.samples[nth];
+        if let Some(recheck) = of.batch.rechecks.get(of.rechecked)
             && recheck.index as usize == nth
         {
-            part.rechecked += 1;
+            of.rechecked += 1;
             let index = self.samples.len() as u32;
-            self.rechecks.push(Recheck { index, source: part.source, ..*recheck });
+            self.rechecks.push(Recheck { index, source: of.source, ..*recheck });
         }
-        if let Some(buf) = part.bufs.get_mut(location.buf as usize) {
+        if let Some(buf) = of.bufs.get_mut(location.buf as usize) {
             if buf.0 != number {
                 *buf = (number, self.bufs.len() as u32);
-                let buf = &mut part.batch.bufs[location.buf as usize];
+                let buf = &mut of.batch.bufs[location.buf as usize];
                 self.bufs.push(if number == 0 { std::mem::take(buf) } else { buf.clone() });
             }
             location.buf = buf.1;
         }
         self.samples.push(location);
-        self.sources.push(part.source);
+        self.sources.push(of.source);
         nth as u32
     }
 

@@ -1,8 +1,7 @@
 //! Plans reads: sorts samples by offset, merges neighbours, splits at the transfer limit. Pure.
 //!
-//! A [`Fetch`] describes the content of one contiguous buffer: the transfers that fill it, and the samples
-//! in it. With [`Merge::Neighbours`], samples that share a block share its read, unless the fetch would become too
-//! long, or all samples are whole blocks.
+//! A [`Fetch`] describes the content of one contiguous buffer: the transfers that fill it, and the samples in it. With
+//! [`Merge::Neighbours`], samples that share a block share its read, unless the fetch would become too long.
 //! [`SamplePlans`] reuses the memory of earlier plans.
 
 use std::slice::SliceIndex;
@@ -157,7 +156,8 @@ pub(crate) fn plan_samples(
     }
 }
 
-/// Plans the read of a chunk's samples as one range: the whole chunk with its header, if it is given.
+/// Plans the read of a chunk's samples as one range: that of the chunk `whole` with its header, if it is given;
+/// otherwise from the first block of the samples to the last.
 pub(crate) fn plan_chunk(
     samples: impl Iterator<Item = (SampleId, Extent)>,
     whole: Option<&ChunkInfo>,

@@ -66,15 +66,15 @@ impl Reader {
         call: &mut Call<'_>,
     ) -> Result<()> {
         gathered.lay_out(&self.directory, ids, call)?;
-        let mut places = Vec::with_capacity(ids.len().min(PART));
+        let mut places = Vec::with_capacity(ids.len().min(SORTED));
         let mut step_ids = Vec::new();
-        for (part, first) in ids.chunks(PART).zip((0..).step_by(PART)) {
-            by_place(&self.directory, part, &mut places);
+        for (sorted, first) in ids.chunks(SORTED).zip((0..).step_by(SORTED)) {
+            by_place(&self.directory, sorted, &mut places);
             call.ask()?;
             for step in places.chunks(STEP) {
-                let indices = step.iter().map(|place| (place % PART as u64) as usize);
+                let indices = step.iter().map(|place| (place % SORTED as u64) as usize);
                 step_ids.clear();
-                step_ids.extend(indices.clone().map(|index| part[index]));
+                step_ids.extend(indices.clone().map(|index| sorted[index]));
                 self.plan_step(&step_ids, indices.map(|index| (first + index) as u32));
                 let mut fetches = std::mem::take(&mut self.plans.fetches);
                 let mut begin = |fetch| self.begin_gathering(fetch, gathered, call);
@@ -163,7 +163,7 @@ impl Gathered<'_> {
         let Fetched { fetch, buf, failures, .. } = fetched;
         self.held_bytes -= fetch.len_bytes;
         let are_copied = fetch.samples.iter().all(|sample| is_copied(sample.len_bytes));
-        let shown = self.batch.add_buf(buf.clone());
+        let read_buf = self.batch.add_buf(buf.clone());
         let mut failed = failures.iter().map(|(nth, _)| *nth).peekable();
         for (nth, sample) in fetch.samples.iter().enumerate() {
             if failed.next_if_eq(&nth).is_some() {
@@ -175,9 +175,9 @@ impl Gathered<'_> {
             let place = self.batch.location(index).offset;
             let id = sample.id;
             let len_bytes = sample.len_bytes;
-            let location = SampleLocation { id, buf: shown, len_bytes, offset: from };
+            let location = SampleLocation { id, buf: read_buf, len_bytes, offset: from };
             self.batch.samples[index] = location;
-            watch.arrived(self.batch, index);
+            watch.arrived(self.batch, index); // before the copy, while the bytes are in the batch's buffer
             if are_copied {
                 self.out[place..place + len].copy_from_slice(&buf[from..from + len]);
                 let location = SampleLocation { id, buf: GATHERED, len_bytes, offset: place };
@@ -194,13 +194,13 @@ impl Gathered<'_> {
     }
 }
 
-/// Replaces `places` with the live samples of `ids`, sorted by place on media. Each is slot * [`PART`] + position:
-/// integers sort fast, and these do not overflow, since a data set has at most 2^40 slots.
+/// Replaces `places` with the live samples of `ids`, sorted by place on media. Each is slot * [`SORTED`] + position in
+/// `ids`: integers sort fast, and these do not overflow, since a data set has at most 2^40 slots.
 fn by_place(directory: &Directory, ids: &[SampleId], places: &mut Vec<u64>) {
     places.clear();
     places.extend(ids.iter().zip(0..).filter_map(|(&id, position): (_, u64)| {
         let slot = directory.is_live(id).then(|| directory.slot_of(id)).flatten()?;
-        Some(slot.0 * PART as u64 + position)
+        Some(slot.0 * SORTED as u64 + position)
     }));
     places.sort_unstable();
 }
@@ -236,8 +236,8 @@ const WINDOW_BYTES: usize = 8 << 20;
 /// The approximate length of the largest fetch buffer: some 128 scattered blocks.
 const GATHERED_FETCH_BYTES: usize = 512 << 10;
 
-/// The number of ids sorted together: 8 MiB of places, in about 50 ms.
-const PART: usize = 1 << 20;
+/// The number of ids that are sorted together: 8 MiB of places, in about 50 ms.
+const SORTED: usize = 1 << 20;
 
 /// The number of samples planned at a time.
 const STEP: usize = 2048;

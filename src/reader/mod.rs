@@ -1,10 +1,10 @@
 //! Reads samples: turns a batch of ids into few large reads, and verifies the data.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an order
-//! on its own thread. `fetch` plans reads, `pump` submits and polls
-//! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `gather` reads thousands of
-//! scattered samples, `sample_ranges` parts of large samples, and `range` large ranges of a namespace. These modules do
-//! not depend on an engine.
+//! on its own thread. `fetch` plans reads, `pump` submits and polls reads, `in_flight` verifies them, and `batch` holds
+//! the location of each sample. `gather` reads thousands of scattered samples, `sample_ranges` ranges of large samples,
+//! for which `piece_tables` keeps checksums. `range` reads large ranges of a namespace, and `superblocks` reads
+//! superblocks. These modules do not depend on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread executes all steps except the last:
 //!
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Invariants: every byte of a batch has been verified by a checksum, except that the first read of a file of a plain
-//! folder only stores its checksum; only the pump has a buffer while it is filled, and afterwards batches share it,
+//! folder only stores its checksum; only the pump has a buffer while reads fill it, and afterwards batches share it,
 //! read-only; nothing is allocated for each sample.
 //!
 //! A [`Watch`] interrupts a call that waits: a language binding asks its interpreter whether a signal has arrived.
@@ -107,7 +107,7 @@ pub enum OnError {
 pub struct Reader {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
-    /// `None` if the queue pairs could not be opened again after a fork.
+    /// The queue pairs. `None` only if they could not be opened again after a fork.
     pump: Option<Forked<Pump>>,
     latency: Arc<Recorder>,
     pieces: Arc<PieceTables>,
@@ -254,8 +254,8 @@ impl Reader {
         self.judge(failures, call.deadline)
     }
 
-    /// Starts `fetches` and returns the token before their first. If one has no memory, abandons those before it: the
-    /// next call would take them for its own.
+    /// Starts `fetches` and returns the token before their first. If one has no memory, abandons those that were
+    /// started: the next call would take them for its own.
     fn begin_all(&mut self, fetches: impl IntoIterator<Item = Fetch>) -> Result<u64> {
         let first_token = self.last_token;
         let begun = fetches.into_iter().try_for_each(|fetch| {
@@ -276,8 +276,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Polls until all fetches after `first_token` have finished. Passes each to `take`, which may return the fetch's
-    /// plan for reuse. If the call must end early, abandons the remaining fetches.
+    /// Polls until all fetches have finished; `first_token` is the token before the first of this call. Passes each to
+    /// `take`, which may return the fetch's plan for reuse. If the call must end early, abandons the remaining fetches.
     fn finish(
         &mut self,
         first_token: u64,
