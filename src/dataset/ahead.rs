@@ -91,15 +91,15 @@ struct Window<T> {
     missed: VecDeque<(SampleId, u64)>,
     /// Samples that the program waits for.
     awaited: HashSet<SampleId>,
-    /// Misses since the last hit, or since the window last had room; raised to [`MISSES`] when the program begins to
-    /// wait for a sample of the current batch. From [`MISSES`] on, all entries of a full window are dropped.
+    /// Misses since the last hit, or since the window last had room; raised to [`MAX_MISSES`] when the program begins
+    /// to wait for a sample of the current batch. From [`MAX_MISSES`] on, all entries of a full window are dropped.
     misses: u64,
     /// Samples skipped in search of the program's position. The search ends at a sample that the program has
     /// recently missed or waits for. `None`: no search is under way.
-    sought: Option<u64>,
-    /// Searches since the last hit; [`MOVES`] once a search has skipped more than [`MOST_SOUGHT`] samples. At
-    /// [`MOVES`], readahead ends.
-    moves: u32,
+    skipped: Option<u64>,
+    /// Searches since the last hit; [`MAX_SEARCHES`] once a search has skipped more than [`MAX_SKIPPED`] samples. At
+    /// [`MAX_SEARCHES`], readahead ends.
+    searches: u32,
     /// Set once readahead has ended, or is to end.
     end: Option<End>,
     stats: AheadStats,
@@ -157,11 +157,11 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             asked: 0,
             missed: VecDeque::new(),
             awaited: HashSet::new(),
-            sought: None,
+            skipped: None,
             most_bytes,
             most_samples,
             misses: 0,
-            moves: 0,
+            searches: 0,
             end: None,
             stats: AheadStats::default(),
         };
@@ -282,12 +282,12 @@ impl<T: Clone> Shared<T> {
         }
     }
 
-    /// Waits until the window has room; `None` if readahead has ended, or `moves` has reached [`MOVES`].
+    /// Waits until the window has room; `None` if readahead has ended, or `searches` has reached [`MAX_SEARCHES`].
     fn with_room<'a>(
         &self,
         mut window: MutexGuard<'a, Window<T>>,
     ) -> Option<MutexGuard<'a, Window<T>>> {
-        while window.end.is_none() && window.moves < MOVES {
+        while window.end.is_none() && window.searches < MAX_SEARCHES {
             if window.make_room() {
                 return Some(window);
             }
@@ -301,7 +301,7 @@ impl<T: Clone> Window<T> {
     /// A copy of the sample's value if the sample is in the window, whose entry is then taken; otherwise counts a miss.
     fn take(&mut self, id: SampleId) -> Option<T> {
         self.asked += 1;
-        while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MISSES) {
+        while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MAX_MISSES) {
             self.missed.pop_front();
         }
         while let Some(again) =
@@ -317,7 +317,7 @@ impl<T: Clone> Window<T> {
         };
         kept.is_taken = true;
         let value = kept.value.clone();
-        (self.misses, self.moves) = (0, 0);
+        (self.misses, self.searches) = (0, 0);
         self.stats.hits += 1;
         Some(value)
     }
@@ -332,7 +332,7 @@ impl<T: Clone> Window<T> {
     /// to make room for it.
     fn is_coming(&mut self, id: SampleId) -> bool {
         if self.coming.contains(&id) {
-            self.misses = self.misses.max(MISSES); // the program is past the window: all entries may be dropped
+            self.misses = self.misses.max(MAX_MISSES); // the program is past the window: all entries may be dropped
             return true;
         }
         // Other threads of the program have yet to take some entries: these stay, so there may be no room.
@@ -346,15 +346,15 @@ impl<T: Clone> Window<T> {
         let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
         let is_awaited = self.awaited.contains(&id);
         if is_missed || is_awaited {
-            self.sought = None;
+            self.skipped = None;
         }
         if is_awaited {
             self.misses = 0; // the program's position is found
         }
-        if let Some(sought) = &mut self.sought {
-            *sought += 1;
+        if let Some(skipped) = &mut self.skipped {
+            *skipped += 1;
         }
-        if (is_missed || self.sought.is_some()) && !is_awaited {
+        if (is_missed || self.skipped.is_some()) && !is_awaited {
             self.stats.samples += 1;
             self.stats.bytes += len;
             self.stats.unused += 1;
@@ -382,8 +382,8 @@ impl<T: Clone> Window<T> {
     /// and begins a search if the window is still full and the program asks only for other samples. Returns whether
     /// there is room.
     fn make_room(&mut self) -> bool {
-        if self.sought.is_some_and(|sought| sought > MOST_SOUGHT) {
-            self.moves = MOVES;
+        if self.skipped.is_some_and(|skipped| skipped > MAX_SKIPPED) {
+            self.searches = MAX_SEARCHES;
             return false;
         }
         while self.is_full() {
@@ -396,11 +396,11 @@ impl<T: Clone> Window<T> {
         }
         // If a thread of the program waits for an entry, nothing is dropped until it has woken up and taken the entry.
         let is_awaited = |kept: &Kept<T>| !kept.is_taken && self.awaited.contains(&kept.id);
-        if self.is_full() && self.misses >= MISSES && !self.kept.iter().any(is_awaited) {
+        if self.is_full() && self.misses >= MAX_MISSES && !self.kept.iter().any(is_awaited) {
             (0..self.kept.len()).for_each(|_| self.drop_first());
             self.misses = 0;
-            self.moves += 1;
-            self.sought = Some(0);
+            self.searches += 1;
+            self.skipped = Some(0);
         }
         if self.is_full() {
             return false;
@@ -428,11 +428,11 @@ impl<T: Clone> Window<T> {
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Misses after which a full window is dropped, since the program is elsewhere in the order. A miss is recent during as
 /// many further requests.
-const MISSES: u64 = 64;
+const MAX_MISSES: u64 = 64;
 /// Searches without a hit after which readahead stops: the program has another order.
-const MOVES: u32 = 16;
+const MAX_SEARCHES: u32 = 16;
 /// The most samples that one search skips.
-const MOST_SOUGHT: u64 = 1 << 16;
+const MAX_SKIPPED: u64 = 1 << 16;
 
 #[cfg(test)]
 mod tests {
@@ -449,11 +449,11 @@ mod tests {
             asked: 0,
             missed: VecDeque::new(),
             awaited: HashSet::new(),
-            sought: None,
+            skipped: None,
             most_bytes: u64::MAX,
             most_samples,
             misses: 0,
-            moves: 0,
+            searches: 0,
             end: None,
             stats: AheadStats::default(),
         }
@@ -506,11 +506,11 @@ mod tests {
             fill(&mut window, &mut ids);
             assert!(window.take(SampleId(id)).is_some(), "sample {id}");
         }
-        for other in 0..MISSES * u64::from(MOVES) {
+        for other in 0..MAX_MISSES * u64::from(MAX_SEARCHES) {
             assert_eq!(window.take(SampleId(1_000_000 + other)), None);
             fill(&mut window, &mut ids);
         }
-        assert_eq!(window.moves, MOVES);
+        assert_eq!(window.searches, MAX_SEARCHES);
     }
 
     #[test]
@@ -525,7 +525,7 @@ mod tests {
         assert_eq!((window.stats.unused, window.stats.misses), (30, 30));
         // Much later, the same sample belongs to another epoch.
         window.take(SampleId(100));
-        (0..=MISSES).for_each(|_| _ = window.take(SampleId(39)));
+        (0..=MAX_MISSES).for_each(|_| _ = window.take(SampleId(39)));
         window.make_room();
         window.keep(SampleId(100), 1, 100);
         assert_eq!(window.take(SampleId(100)), Some(100));
@@ -535,7 +535,7 @@ mod tests {
     fn a_sample_that_is_awaited_is_kept_whatever_is_sought() {
         let mut window = window(10);
         window.awaited.insert(SampleId(7));
-        (window.sought, window.misses) = (Some(0), 0);
+        (window.skipped, window.misses) = (Some(0), 0);
         (0..10).for_each(|id| window.keep(SampleId(id), 1, id));
         assert_eq!((window.take(SampleId(6)), window.take(SampleId(7))), (None, Some(7)));
         assert_eq!(window.take(SampleId(8)), Some(8), "the program is here");

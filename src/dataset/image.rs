@@ -199,7 +199,8 @@ impl Image {
     /// Batches along an order, read ahead by a thread of the prefetcher.
     ///
     /// # Errors
-    /// Errors of [`Prefetcher::new`].
+    /// Errors of [`Prefetcher::new`]. `InvalidArgument`, `Unsupported`: peers, tiers or the store do not suit the
+    /// options.
     pub fn prefetcher(&self, options: LoaderOptions) -> Result<Prefetcher> {
         self.prefetcher_in(options, None)
     }

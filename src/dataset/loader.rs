@@ -142,8 +142,8 @@ impl Loader {
         Ok(another)
     }
 
-    /// Allocates the prefetch window in the background; otherwise the first batch does. A job calls this in
-    /// the reading process, before its own preparations. It reads no samples.
+    /// Allocates the prefetch window, and faults it in in the background; otherwise the first batch does. A job calls
+    /// this in the reading process, before its own preparations. It reads no samples.
     ///
     /// # Errors
     /// `OutOfMemory`: the window cannot be allocated. `Interrupted`: the loader was closed.
@@ -342,7 +342,8 @@ impl Loader {
         if state.epoch.0 < self.options.epochs.end { self.share.batches_after(&state) } else { 0 }
     }
 
-    /// Returns whether any batches are left. [`Loader::batches_left`] counts them.
+    /// Returns whether any batches are left for this rank in the epoch that [`Loader::epoch`] returns.
+    /// [`Loader::batches_left`] counts them.
     pub fn has_batches_left(&self) -> bool {
         let position = self.position.load(Ordering::Acquire);
         if position == self.more_after.load(Ordering::Acquire) {
@@ -379,8 +380,8 @@ impl Loader {
         &self.directory
     }
 
-    /// Stops reading and releases the data set; if this was its last handle, connections and tiers are
-    /// closed. Calls of other threads, and all later calls, end with `Interrupted`. Batches stay valid.
+    /// Stops reading and releases the data set; if this was its last handle, connections and tiers are closed. Calls of
+    /// other threads that wait, and later calls that need the data set, end with `Interrupted`. Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get_or_init(Mutex::default).lock();

@@ -110,7 +110,7 @@ pub use views::{ViewSource, save_views};
 /// Options to open a [`Dataset`] and to read it by id.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Options of the connections to its namespaces, and the source of its directory.
+    /// Options of opening its image: connections, tiers, view, and the source of the directory.
     pub open: OpenOptions,
     /// Options of reads by id. Threads that read at the same time have a window of this size each.
     pub read: ReaderOptions,
@@ -318,9 +318,9 @@ impl Dataset {
         Ok(Read { batch, failures })
     }
 
-    /// Reads ranges of samples on the calling thread, which polls until all have arrived. From a sample above
-    /// 1 MiB it reads only the pieces that the range touches, if the chunk has their checksums. Returns the
-    /// positions in the request that failed, ascending, with their errors.
+    /// Reads ranges of samples on the calling thread, which polls until all have arrived. Of a sample above 1 MiB it
+    /// reads only the pieces that the range touches; once the whole sample, if the chunk lacks their checksums. Also
+    /// returns the positions in the request that failed, ascending, with their errors.
     ///
     /// # Errors
     /// `Interrupted`: `watch` interrupted the call; `Stale`: the image has a newer generation; `TimedOut`: the

@@ -97,7 +97,7 @@ pub struct Place {
 pub enum PlaceKind {
     /// A tier in this node's memory.
     Memory,
-    /// A tier in a file or drive of this node.
+    /// A tier in a file, a drive or a remote namespace of this node.
     Drive,
     /// Another node.
     Peer,

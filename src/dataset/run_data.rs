@@ -60,7 +60,7 @@ impl RunData {
     /// estimate of the samples of a batch from the lengths of all samples.
     ///
     /// # Errors
-    /// `InvalidArgument`: a sample has no length, or is longer than the budget; no node holds chunks.
+    /// `InvalidArgument`: a sample has no length, or is longer than the budget; local shares without peers.
     pub(super) fn prepared(&self, options: LoaderOptions) -> Result<LoaderOptions> {
         if let Some(mix) = &self.mix {
             return mix.measured(options);

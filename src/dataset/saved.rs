@@ -41,7 +41,7 @@ pub(super) fn load<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T>) -> Res
             let text = format!("this is not a reading state: it has more than {MOST_BYTES} bytes");
             Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
         }
-        // Invalid UTF-8 is not JSON either, so the parser refuses it.
+        // Invalid UTF-8 becomes U+FFFD, which no JSON has outside of a string.
         Ok(_) => {
             parse(&String::from_utf8_lossy(&bytes)).map(Some).map_err(|error| error.path(path))
         }

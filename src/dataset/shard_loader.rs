@@ -2,8 +2,8 @@
 //!
 //! With [`ShardOptions::import_to`](crate::shards::ShardOptions) the first epoch also fills an image, which later
 //! epochs read. At the end of the first epoch, each rank tries to commit the image: one that finds no other rank
-//! writing commits, and the others find the image complete. If no epoch follows, a rank waits for ranks that still
-//! write only for [`END_LIMIT`]: the last rank commits.
+//! writing commits, and the others find the image complete. If no epoch follows, a rank waits at most for [`END_LIMIT`]
+//! for ranks that still write: the last of these commits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +69,8 @@ pub enum RunState {
 }
 
 impl ShardLoader {
-    /// Opens the shards at `addresses`, whose indexes are kept at the place that `options` name.
+    /// Opens the shards at `addresses`, whose indexes are kept at the place that `options` name, and begins the run of
+    /// `load`, or resumes it from the state `resume`.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no place for the indexes; as [`FirstEpoch::begin`] and [`Dataset::loader`]. Errors

@@ -207,7 +207,7 @@ impl Record {
     }
 
     /// Records a batch of `epoch` that was requested at `asked`. `sums` are the totals of the run including
-    /// this batch; `places` is called only now and then.
+    /// this batch; `places` is called only if the timeline is due to record the places.
     pub(super) fn delivered(
         &mut self,
         asked: Instant,

@@ -1,4 +1,4 @@
-//! The part of a loader that concerns the store of its rank: staging the share, and telling the store the progress.
+//! A loader's use of the store of its rank: it stages the share, and tells the store the run's progress.
 
 use std::sync::{Arc, Weak};
 

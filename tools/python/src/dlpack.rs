@@ -80,11 +80,12 @@ impl Spec {
     }
 }
 
-/// The bytes of a batch, which `held` shows as one buffer, as a capsule. A copy if the consumer wants one, if it knows
-/// only DLPack before 1.0, which cannot say that memory is read-only, or if the elements are not aligned.
+/// The bytes of a batch, which `held` shows as one buffer, as a capsule; the offset of `spec` is 0. Makes a copy if the
+/// consumer wants one, if it knows only DLPack before 1.0, which cannot say that memory is read-only, or if the
+/// elements are not aligned.
 ///
 /// # Errors
-/// `BufferError`: it refuses a copy, and needs one.
+/// `BufferError`: the consumer refuses a copy, and needs one.
 pub(crate) fn of_host<'py>(
     py: Python<'py>,
     held: Arc<Held>,
@@ -261,7 +262,7 @@ fn hand_out<F: Form>(py: Python<'_>, form: F, kept: Kept) -> PyResult<Bound<'_, 
 
 /// The deleter, which a consumer calls once, from any thread.
 unsafe extern "C" fn delete<F>(form: *mut F) {
-    // SAFETY: `hand_out` made the pointer from a box of this type, whose first field the form is, and who calls has
+    // SAFETY: `hand_out` made the pointer from a box of this type, whose first field is the form, and the caller has
     // taken it over. `Kept` may be dropped on any thread.
     drop(unsafe { Box::from_raw(form.cast::<Managed<F>>()) });
 }

@@ -85,7 +85,8 @@ pub(crate) fn raise_no_array(py: Python<'_>, text: String) -> PyErr {
     make(py, "NoArray", text, None)
 }
 
-/// An exception of the class of `dlfs._errors` called `class`; of `Error` if there is no such class.
+/// An exception of the class of `dlfs._errors` called `class`; of `Error` if there is no such class, and a RuntimeError
+/// if that cannot be made either.
 fn make(py: Python<'_>, class: &str, text: String, sample: Option<u64>) -> PyErr {
     let made = || -> PyResult<PyErr> {
         let classes = py.import("dlfs._errors")?;
@@ -264,7 +265,7 @@ struct Record {
 /// The newest records that nobody has fetched.
 static RECORDS: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
 
-/// True if there are any records.
+/// True if a record was stored since a thread last began to hand records over.
 static HAS_RECORDS: AtomicBool = AtomicBool::new(false);
 
 /// Runs `work` on the records. `None`: the lock stays locked, as a fork may have left it. Then warnings are lost, but

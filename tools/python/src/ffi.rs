@@ -23,7 +23,7 @@ use crate::held::Held;
 /// Bytes that never change or move while the source lives: what [`Memory`] may export.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// A batch: its parts are its samples, and [`WHOLE`] is all of them gathered.
+    /// The samples of a batch, and under [`WHOLE`] all of them gathered.
     Batch(Arc<Held>),
     /// One field of the samples of a batch.
     Field(Arc<Held>, usize),
@@ -36,13 +36,13 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// The bytes of `part`, which only batches have several of.
-    fn bytes(&self, part: usize) -> dlfs::Result<&[u8]> {
+    /// The bytes of the sample at `index`, or of all samples ([`WHOLE`]); of a column in any case all.
+    fn bytes(&self, index: usize) -> dlfs::Result<&[u8]> {
         match self {
-            Source::Batch(held) if part == WHOLE => held.whole(),
-            Source::Batch(held) => Ok(held.shown(part)?.unwrap_or_default()),
-            Source::Field(held, field) => Ok(held.field(part, *field)?.unwrap_or_default()),
-            Source::Record(held) => Ok(held.record(part)),
+            Source::Batch(held) if index == WHOLE => held.whole(),
+            Source::Batch(held) => Ok(held.shown(index)?.unwrap_or_default()),
+            Source::Field(held, field) => Ok(held.field(index, *field)?.unwrap_or_default()),
+            Source::Record(held) => Ok(held.record(index)),
             Source::Column(directory, at) => {
                 Ok(directory.columns().get(*at).map_or(&[], |column| column.as_bytes()))
             }
@@ -53,22 +53,22 @@ impl Source {
     }
 }
 
-/// The part of a [`Source`] that means all of its bytes.
+/// The index that means all bytes of a [`Source`].
 pub(crate) const WHOLE: usize = usize::MAX;
 
 /// Read-only bytes, exported through the buffer protocol.
 #[pyclass(frozen, subclass, module = "dlfs")]
 pub(crate) struct Memory {
     source: Source,
-    /// The part that the next export shows. Only [`Views`] changes it, and only in the `Memory` that it
-    /// created.
-    part: AtomicUsize,
+    /// The index of the sample that the next export shows, or [`WHOLE`]. Only [`Views`] changes it, and only in the
+    /// `Memory` that it created.
+    index: AtomicUsize,
 }
 
 impl Memory {
     /// All bytes of `source`.
     pub(crate) fn whole(source: Source) -> Memory {
-        Memory { source, part: AtomicUsize::new(WHOLE) }
+        Memory { source, index: AtomicUsize::new(WHOLE) }
     }
 }
 
@@ -80,7 +80,7 @@ impl Memory {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        let bytes = this.source.bytes(this.part.load(Ordering::Relaxed)).or_raise(slf.py())?;
+        let bytes = this.source.bytes(this.index.load(Ordering::Relaxed)).or_raise(slf.py())?;
         let start = bytes.as_ptr().cast_mut().cast();
         let len = bytes.len() as isize;
         // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a
@@ -94,7 +94,7 @@ impl Memory {
     }
 }
 
-/// Creates `memoryview`s of parts of one source, one after the other, without an object for each.
+/// Creates `memoryview`s of the samples of one source, one after the other, without an exporting object for each.
 pub(crate) struct Views<'py> {
     exporter: Bound<'py, Memory>,
 }
@@ -113,9 +113,9 @@ impl<'py> Views<'py> {
         self.exporter.py().None().into_bound(self.exporter.py())
     }
 
-    /// A read-only view of `part`.
-    pub(crate) fn view(&self, part: usize) -> PyResult<Bound<'py, PyAny>> {
-        self.exporter.get().part.store(part, Ordering::Relaxed);
+    /// A read-only view of the sample at `index`.
+    pub(crate) fn view(&self, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        self.exporter.get().index.store(index, Ordering::Relaxed);
         let object = self.exporter.as_ptr();
         // SAFETY: the exporter is a live object; the result is a new reference or null with an error
         // set, which is what `from_owned_ptr_or_err` takes.

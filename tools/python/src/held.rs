@@ -76,7 +76,7 @@ impl Values {
 }
 
 impl Beside {
-    /// Returns whether the parts fit together, and to records of `len` bytes: a pickle is untrusted.
+    /// Returns whether each list has one entry a sample, and the records have `len` bytes: a pickle is untrusted.
     pub(crate) fn fits(&self, len: usize) -> bool {
         let count = self.ends.len();
         self.ends.is_sorted()
@@ -307,7 +307,8 @@ impl Held {
         Ok(self.shown(index)?.map_or(0, <[u8]>::len))
     }
 
-    /// All bytes, samples contiguous; copied the first time, unless they are contiguous already.
+    /// All bytes, samples contiguous. Copied at the first call, unless whole samples of one length are contiguous
+    /// already.
     pub(crate) fn whole(&self) -> Result<&[u8]> {
         if let (Samples::Read(batch), false, false) =
             (&*self.samples, self.fields.divides(), self.fields.are_several())

@@ -1,4 +1,4 @@
-//! Samples as callers say which they mean: ids, names, indices and slices; and [`Names`], the names by index.
+//! The samples that a caller means: by ids, names, indices and slices; and [`Names`], the names by index.
 
 use dlfs::dataset;
 use dlfs::units::SampleId;
