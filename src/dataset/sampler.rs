@@ -18,7 +18,7 @@ pub struct Sampler {
     batches: Batches,
     share: Share,
     state: State,
-    /// True if the last batch was not the epoch's last.
+    /// True if the last batch was not the epoch's last; false before the first batch from a state.
     has_more: bool,
     /// The source of each sample of the last batch; empty over a single data set.
     sources: Vec<u32>,
@@ -47,7 +47,7 @@ impl Sampler {
     /// Moves to a state that this sampler was in before, without checking it.
     pub(super) fn go_to(&mut self, state: State) -> Result<()> {
         self.batches = Batches::new(&self.over, &self.options, &state)?;
-        self.state = state;
+        (self.state, self.has_more) = (state, false);
         Ok(())
     }
 

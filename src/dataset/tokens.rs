@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use batch::Source;
+use batch::TokenSource;
 use fields::{Fields, check_tokenizers};
 use parking_lot::Mutex;
 use row_index::RowIndex;
@@ -83,7 +83,7 @@ pub enum LongDocuments {
 pub struct TokenLoader {
     loader: Loader,
     options: TokenOptions,
-    sources: Arc<[Source]>,
+    sources: Arc<[TokenSource]>,
     /// Rows by number in this process, once some were asked for.
     by_index: Forked<Mutex<Option<RowIndex>>>,
 }
@@ -240,7 +240,7 @@ impl TokenLoader {
                 None => None,
             };
             let name = names().nth(source).map(|source| source.name.clone());
-            sources.push(Source { fields, name, lengths });
+            sources.push(TokenSource { fields, name, lengths });
         }
         let by_index = Forked::default();
         let loader = TokenLoader { loader, options, sources: sources.into(), by_index };

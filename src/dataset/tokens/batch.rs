@@ -16,12 +16,12 @@ pub struct TokenBatch {
     samples: Batch,
     layout: Layout,
     /// The options and sources of the loader that filled the batch; `None` before.
-    loader: Option<(TokenOptions, Arc<[Source]>)>,
+    loader: Option<(TokenOptions, Arc<[TokenSource]>)>,
 }
 
 /// A data set that documents come from.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct TokenSource {
     pub(super) fields: Fields,
     /// The name of the data set in a mixture; `None`: the only one.
     pub(super) name: Option<String>,
@@ -101,7 +101,7 @@ impl TokenBatch {
     ///
     /// # Errors
     /// `InvalidArgument`: no batch was read yet.
-    fn loader(&self) -> Result<&(TokenOptions, Arc<[Source]>)> {
+    fn loader(&self) -> Result<&(TokenOptions, Arc<[TokenSource]>)> {
         let unread = || Error::invalid("no batch was read yet", "call TokenLoader::next first");
         self.loader.as_ref().ok_or_else(unread)
     }
@@ -110,7 +110,7 @@ impl TokenBatch {
     pub(super) fn begin(
         &mut self,
         options: &TokenOptions,
-        sources: &Arc<[Source]>,
+        sources: &Arc<[TokenSource]>,
     ) -> (&mut Batch, &mut Layout) {
         if self.loader.as_ref().is_none_or(|(_, known)| !Arc::ptr_eq(known, sources)) {
             self.loader = Some((options.clone(), Arc::clone(sources)));
@@ -121,9 +121,9 @@ impl TokenBatch {
     }
 
     /// The tokens and loss bytes of document `nth` of the batch.
-    fn document<'a>(&'a self, sources: &'a [Source], nth: usize) -> Result<Document<'a>> {
+    fn document<'a>(&'a self, sources: &'a [TokenSource], nth: usize) -> Result<Document<'a>> {
         let source = self.samples.sources().map_or(0, |all| all[nth] as usize);
-        let Source { fields, name, lengths } = &sources[source];
+        let TokenSource { fields, name, lengths } = &sources[source];
         let id = self.samples.id(nth);
         let error = |text: String| {
             let error = Error::new(ErrorKind::Corrupt, text).sample(id);

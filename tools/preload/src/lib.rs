@@ -16,10 +16,10 @@
 //! # Invariants
 //! - After the settings are read, nothing allocates, waits for a lock, connects or starts a thread until a path
 //!   or descriptor is known to belong to a mount. A data set is opened at its first such path or descriptor.
-//! - A memfd is identified without state in the process: its name identifies the node, and the kernel keeps
-//!   that name through `dup`, `fork`, `exec` and `SCM_RIGHTS`. A folder's descriptor is a memfd too, opened with
-//!   `O_PATH`: functions that are not interposed fail on it and read nothing. Only files opened in place are in
-//!   a table of the process.
+//! - A memfd is identified without state in the process, except a cache: its name identifies the node, and the kernel
+//!   keeps that name through `dup`, `fork`, `exec` and `SCM_RIGHTS`. A folder's descriptor is a memfd too, opened with
+//!   `O_PATH`: functions that are not interposed fail on it and read nothing. Files opened in place are in a table of
+//!   the process.
 //! - The library does not answer calls that it makes itself: a thread marks when it is inside the library
 //!   (`inside.rs`), and the library's threads are known by their names.
 //!
