@@ -39,7 +39,7 @@ use crate::units::{Epoch, SampleId, deadline};
 pub struct Loader {
     /// The data set or mixture, until the loader is closed. The lock is held only to clone it, and only
     /// [`Loader::close`] locks it for writing: a child forked while a thread reads can thus clone it too.
-    over: RwLock<Option<RunData>>,
+    data: RwLock<Option<RunData>>,
     /// The directory of the data set, or of a mixture's first source.
     directory: Arc<Directory>,
     /// Samples of an epoch.
@@ -97,13 +97,13 @@ pub struct Taken {
 }
 
 impl Loader {
-    pub(super) fn over(over: RunData, options: LoaderOptions) -> Result<Loader> {
-        let options = over.prepared(options)?;
-        let base = over.start(&options)?;
-        let share = Share::over(&over, &options)?;
-        let store = over.first().image().store().filter(|_| over.mix.is_none());
+    pub(super) fn of(data: RunData, options: LoaderOptions) -> Result<Loader> {
+        let options = data.prepared(options)?;
+        let base = data.start(&options)?;
+        let share = Share::of(&data, &options)?;
+        let store = data.first().image().store().filter(|_| data.mix.is_none());
         let store = store.and_then(|store| Stored::new(store, &options));
-        let len = over.len(&options);
+        let len = data.len(&options);
         let base = normal(base, len);
         let position = AtomicU64::new(pack(&base)?);
         let place = pack_place(base.place).map(AtomicU64::new);
@@ -111,8 +111,8 @@ impl Loader {
         Ok(Loader {
             _metered: Registration::new(&running),
             store,
-            directory: Arc::clone(over.directory()),
-            over: RwLock::new(Some(over)),
+            directory: Arc::clone(data.directory()),
+            data: RwLock::new(Some(data)),
             len,
             share,
             lanes: AtomicU64::new(pack_lanes(&base.order)),
@@ -137,7 +137,7 @@ impl Loader {
         let trace = self.options.trace.as_ref().map(|_| Arc::default());
         let layouts = self.options.layouts.as_ref().map(|_| Arc::default());
         let options = LoaderOptions { trace, layouts, ..self.options.clone() };
-        let another = Loader::over(self.open_over()?, options)?;
+        let another = Loader::of(self.run_data()?, options)?;
         another.go_to(self.state())?;
         Ok(another)
     }
@@ -155,11 +155,11 @@ impl Loader {
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let Running { reading, starting, previous, prepared, .. } = &mut *running;
         if reading.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
-            let over = self.open_over()?;
+            let data = self.run_data()?;
             let order = self.order();
             let options =
-                LoaderOptions { order, mixture: over.mix.clone(), ..self.options.clone() };
-            let devices = over.devices();
+                LoaderOptions { order, mixture: data.mix.clone(), ..self.options.clone() };
+            let devices = data.devices();
             *prepared = Some(prefetch::Prefetcher::window(&self.directory, &devices, &options)?);
         }
         Ok(())
@@ -310,7 +310,7 @@ impl Loader {
     /// `InvalidArgument`, `Stale`: the state belongs to another data set or order, and the message says
     /// which. The run does not move.
     pub fn set_state(&self, state: &State) -> Result<()> {
-        self.open_over()?.check_state(state, &self.options)?;
+        self.run_data()?.check_state(state, &self.options)?;
         match &self.base.mixture {
             None => self.go_to(state.clone()),
             mixture => {
@@ -386,9 +386,9 @@ impl Loader {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
-        let over = self.over.try_write_for(LOCK_LIMIT).and_then(|mut over| over.take());
+        let data = self.data.try_write_for(LOCK_LIMIT).and_then(|mut data| data.take());
         drop(running);
-        drop((ended, over)); // after unlocking: dropping them waits for their threads
+        drop((ended, data)); // after unlocking: dropping them waits for their threads
     }
 
     /// Moves the run to `state`, and ends the reader if that is elsewhere, or if the reader has failed.
@@ -499,13 +499,13 @@ impl Loader {
     }
 
     /// Starts a reader in this process, from the current state: `previous` again, or a new one in the window
-    /// `prepared`.
+    /// `prepared` if there is one.
     fn start(
         &self,
         previous: Option<Reading>,
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<Reading>> {
-        let over = self.open_over()?;
+        let data = self.run_data()?;
         let state = self.state();
         let begin = self.begin_in_store(&state);
         let len = self.len;
@@ -517,7 +517,7 @@ impl Loader {
         let options = LoaderOptions { layouts, ..self.options.clone() };
         Background::start(move || {
             begin()?;
-            Reading::start(over, options, state, prepared)
+            Reading::start(data, options, state, prepared)
         })
     }
 
@@ -525,14 +525,18 @@ impl Loader {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
-    pub(super) fn open_over(&self) -> Result<RunData> {
+    /// The data of the run.
+    ///
+    /// # Errors
+    /// `Interrupted`: the loader was closed. `Busy`: the process was forked while another thread closed the loader.
+    pub(super) fn run_data(&self) -> Result<RunData> {
         // A forked child does not get it if another thread was closing the loader at the fork: that lock is never
         // unlocked there.
-        let Some(over) = self.over.try_read_for(LOCK_LIMIT) else {
+        let Some(data) = self.data.try_read_for(LOCK_LIMIT) else {
             let text = "the process was forked while another thread closed the loader";
             return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
         };
-        over.clone().ok_or_else(closed)
+        data.clone().ok_or_else(closed)
     }
 
     /// The error of a deadline that has passed: its cause, if one is known.
@@ -546,7 +550,7 @@ impl Loader {
             return cause;
         }
         drop(running);
-        let devices = self.open_over().map_or_else(|_| Vec::new(), |over| over.devices());
+        let devices = self.run_data().map_or_else(|_| Vec::new(), |data| data.devices());
         timed_out(self.options.deadline, &devices)
     }
 }

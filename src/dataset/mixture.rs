@@ -134,7 +134,7 @@ impl Mixture {
     /// `InvalidArgument`: the options contradict each other or the mixture, or the state belongs to another
     /// mixture. The message says which source differs.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
-        Loader::over(self.over(&options)?, options)
+        Loader::of(self.run_data(&options)?, options)
     }
 
     /// A sampler of the ids that a loader with these options would read, and of their [`sources`](Sampler::sources).
@@ -142,9 +142,9 @@ impl Mixture {
     /// # Errors
     /// Errors of [`Mixture::loader`].
     pub fn sampler(&self, options: LoaderOptions) -> Result<Sampler> {
-        let over = self.over(&options)?;
-        let options = over.prepared(options)?;
-        Sampler::over(over, options)
+        let data = self.run_data(&options)?;
+        let options = data.prepared(options)?;
+        Sampler::of(data, options)
     }
 
     /// The share of the rank of `options` in an epoch.
@@ -152,11 +152,11 @@ impl Mixture {
     /// # Errors
     /// `InvalidArgument`: there is no such rank, or the batch does not fit the mixture.
     pub fn share(&self, options: &LoaderOptions) -> Result<Share> {
-        Share::over(&self.over(options)?, options)
+        Share::of(&self.run_data(options)?, options)
     }
 
     /// The data of a run over the mixture with these options.
-    pub(super) fn over(&self, options: &LoaderOptions) -> Result<RunData> {
+    pub(super) fn run_data(&self, options: &LoaderOptions) -> Result<RunData> {
         let sources = self
             .datasets
             .iter()

@@ -383,7 +383,7 @@ impl Dataset {
     /// `InvalidArgument`: the options contradict each other, or the state is of another image or order.
     /// `Stale`: the state is of another generation.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
-        Loader::over(RunData::dataset(self), options)
+        Loader::of(RunData::dataset(self), options)
     }
 
     /// The error for position `index` of a request, whose id or name has no sample.

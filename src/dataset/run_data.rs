@@ -226,11 +226,11 @@ pub(super) enum Batches {
 
 impl Batches {
     /// The batches from `state` on. Layouts of rows go to the `layouts` of `options`.
-    pub(super) fn new(over: &RunData, options: &LoaderOptions, state: &State) -> Result<Batches> {
-        if let Some(mix) = &over.mix {
+    pub(super) fn new(data: &RunData, options: &LoaderOptions, state: &State) -> Result<Batches> {
+        if let Some(mix) = &data.mix {
             return Ok(Batches::Mixture(Box::new(MixIds::new(mix, options, state)?)));
         }
-        let stream = Stream::new(Arc::clone(over.directory()), options, state)?;
+        let stream = Stream::new(Arc::clone(data.directory()), options, state)?;
         Ok(Batches::Dataset(Box::new(stream)))
     }
 

@@ -13,7 +13,7 @@ use crate::units::{Epoch, SampleId};
 ///
 /// For frameworks that take ids from a sampler and then request the samples.
 pub struct Sampler {
-    over: RunData,
+    data: RunData,
     options: LoaderOptions,
     batches: Batches,
     share: Share,
@@ -30,23 +30,23 @@ impl Sampler {
     /// # Errors
     /// As [`Dataset::loader`].
     pub fn new(dataset: &Dataset, options: LoaderOptions) -> Result<Sampler> {
-        let over = RunData::dataset(dataset);
-        let options = over.prepared(options)?;
-        Sampler::over(over, options)
+        let data = RunData::dataset(dataset);
+        let options = data.prepared(options)?;
+        Sampler::of(data, options)
     }
 
-    /// Ids along `over`, with options from [`RunData::prepared`].
-    pub(super) fn over(over: RunData, options: LoaderOptions) -> Result<Sampler> {
-        let state = over.start(&options)?;
-        let share = Share::over(&over, &options)?;
-        let batches = Batches::new(&over, &options, &state)?;
+    /// Ids of a run over `data`, with options from [`RunData::prepared`].
+    pub(super) fn of(data: RunData, options: LoaderOptions) -> Result<Sampler> {
+        let state = data.start(&options)?;
+        let share = Share::of(&data, &options)?;
+        let batches = Batches::new(&data, &options, &state)?;
         let sources = Vec::new();
-        Ok(Sampler { over, options, batches, share, state, has_more: false, sources })
+        Ok(Sampler { data, options, batches, share, state, has_more: false, sources })
     }
 
     /// Moves to a state that this sampler was in before, without checking it.
     pub(super) fn go_to(&mut self, state: State) -> Result<()> {
-        self.batches = Batches::new(&self.over, &self.options, &state)?;
+        self.batches = Batches::new(&self.data, &self.options, &state)?;
         (self.state, self.has_more) = (state, false);
         Ok(())
     }
@@ -89,7 +89,7 @@ impl Sampler {
     /// As [`super::Loader::set_state`].
     pub fn set_state(&mut self, state: &State) -> Result<()> {
         let options = LoaderOptions { resume: Some(state.clone()), ..self.options.clone() };
-        *self = Sampler::over(self.over.clone(), options)?;
+        *self = Sampler::of(self.data.clone(), options)?;
         Ok(())
     }
 
@@ -130,12 +130,12 @@ pub struct Share {
 }
 
 impl Share {
-    pub(super) fn over(over: &RunData, options: &LoaderOptions) -> Result<Share> {
+    pub(super) fn of(data: &RunData, options: &LoaderOptions) -> Result<Share> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
-        let counts = BatchCounts::new(over.directory(), over.mix.as_ref(), options)?;
+        let counts = BatchCounts::new(data.directory(), data.mix.as_ref(), options)?;
         let budgeted = counts.map(Arc::new);
         let batch_size = (options.batch_size as u64).max(1);
-        let len = over.len(options);
+        let len = data.len(options);
         Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted })
     }
 
@@ -144,7 +144,7 @@ impl Share {
     /// # Errors
     /// `InvalidArgument`: there is no such rank, or the budget is invalid.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
-        Share::over(&RunData::dataset(dataset), options)
+        Share::of(&RunData::dataset(dataset), options)
     }
 
     /// Batches of this rank from `at` to the end of its epoch.

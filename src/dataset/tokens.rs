@@ -115,7 +115,7 @@ impl Dataset {
     /// As [`Dataset::loader`]. `InvalidArgument`: samples have no such field of tokens, another tokenizer made them, a
     /// document is no whole number of them, or too long, or all together fill no global batch. The message says which.
     pub fn token_loader(&self, rows: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
-        TokenLoader::over(RunData::dataset(self), rows, run)
+        TokenLoader::of(RunData::dataset(self), rows, run)
     }
 }
 
@@ -126,7 +126,7 @@ impl Mixture {
     /// As [`Dataset::token_loader`]; the message names the source. `InvalidArgument`: tokens of sources have different
     /// widths.
     pub fn token_loader(&self, rows: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
-        TokenLoader::over(self.over(&run)?, rows, run)
+        TokenLoader::of(self.run_data(&run)?, rows, run)
     }
 }
 
@@ -212,14 +212,14 @@ impl Default for TokenOptions {
 }
 
 impl TokenLoader {
-    fn over(over: RunData, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
+    fn of(data: RunData, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
         options.rules().check()?;
-        let names = || over.mix.iter().flat_map(|mix| &mix.spec.sources);
+        let names = || data.mix.iter().flat_map(|mix| &mix.spec.sources);
         let of_source = |source: usize, error: Error| match names().nth(source) {
             Some(source) => error.target(source.name.clone()),
             None => error,
         };
-        let found = over.datasets.iter().enumerate().map(|(source, dataset)| {
+        let found = data.datasets.iter().enumerate().map(|(source, dataset)| {
             let fields = Fields::find(dataset.directory(), &options);
             fields.map_err(|error| of_source(source, error))
         });
@@ -230,10 +230,10 @@ impl TokenLoader {
             None => token_bytes(&found, of_source)?,
         };
         let run = LoaderOptions { layouts: Some(Arc::default()), ..options.of_width(width, run) };
-        let loader = Loader::over(over.clone(), run)?;
+        let loader = Loader::of(data.clone(), run)?;
         let budget = loader.options().budget.as_ref().expect("rows have a budget");
         let mut sources = Vec::new();
-        for (source, (fields, dataset)) in found.into_iter().zip(&over.datasets).enumerate() {
+        for (source, (fields, dataset)) in found.into_iter().zip(&data.datasets).enumerate() {
             // A length in bytes needs no look-up: the document tells it too.
             let lengths = match options.lengths {
                 Some(_) => Some(TokenLengths::new(dataset.directory(), budget, TooLong::Raise)?),
@@ -304,17 +304,17 @@ impl TokenLoader {
             let text = "rows by number have one length, and these have phases of several";
             return Err(Error::invalid(text, "make a loader without phases for each length"));
         }
-        let over = self.loader.open_over()?;
+        let data = self.loader.run_data()?;
         let (samples, layout) = batch.begin(&self.options, &self.sources);
         let mut found = Layout { seq_len: self.options.seq_len, ..Layout::default() };
         let mut by_index = self.by_index.get_or_init(Mutex::default).lock();
         let index = match &mut *by_index {
             Some(index) => index,
-            none => none.insert(RowIndex::new(over.clone(), self.loader.options())?),
+            none => none.insert(RowIndex::new(data.clone(), self.loader.options())?),
         };
         let documents = index.lay_out(rows, &mut found, watch)?;
         drop(by_index);
-        *samples = over.read(&documents, watch)?;
+        *samples = data.read(&documents, watch)?;
         *layout = found;
         Ok(())
     }

@@ -24,29 +24,29 @@ pub(super) enum Reading {
 impl Reading {
     /// Begins to read from `state`.
     pub(super) fn start(
-        over: RunData,
+        data: RunData,
         options: LoaderOptions,
         state: State,
         window: Option<Arc<Window>>,
     ) -> Result<Reading> {
         let Some(place) = options.node.clone() else {
             let options = LoaderOptions { resume: Some(state), ..options };
-            return Ok(Reading::Alone(Box::new(over.prefetcher_in(options, window)?)));
+            return Ok(Reading::Alone(Box::new(data.prefetcher_in(options, window)?)));
         };
-        let mixture = over.mix.clone();
+        let mixture = data.mix.clone();
         let options = LoaderOptions { mixture, ..options };
-        let directory = Arc::clone(over.directory());
-        let len = over.len(&options);
+        let directory = Arc::clone(data.directory());
+        let len = data.len(&options);
         let node_options = reading(&place, &options, state.clone());
         let origin = Origin {
             window: {
-                let over = over.clone();
+                let data = data.clone();
                 let options = node_options.clone();
-                Arc::new(move || Prefetcher::window(over.directory(), &over.devices(), &options))
+                Arc::new(move || Prefetcher::window(data.directory(), &data.devices(), &options))
             },
             open: Arc::new(move |state, window| {
                 let options = LoaderOptions { resume: Some(state), ..node_options.clone() };
-                over.prefetcher_in(options, Some(window))
+                data.prefetcher_in(options, Some(window))
             }),
         };
         let client = NodeClient::start(origin, (options, place), (directory, len), state)?;

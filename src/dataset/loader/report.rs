@@ -21,7 +21,7 @@ impl Loader {
     /// batch, reports an empty run. Waits for the lock, which a call on another thread holds for at most 50 ms at a
     /// time.
     pub fn report(&self) -> Report {
-        let over = self.open_over().ok();
+        let data = self.run_data().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let stats = running.stats();
         let mut timeline = Timeline::new();
@@ -32,7 +32,7 @@ impl Loader {
             window_bytes = record.window_bytes;
         }
         drop(running);
-        let datasets = over.as_ref().map_or(&[][..], |over| &over.datasets[..]);
+        let datasets = data.as_ref().map_or(&[][..], |data| &data.datasets[..]);
         Report {
             name: names(datasets),
             settings: settings(&self.options, datasets, self.len, window_bytes),

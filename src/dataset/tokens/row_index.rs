@@ -31,7 +31,7 @@ pub(super) struct RowIndex {
 
 impl RowIndex {
     /// An index of the rows of a run with these options, over all its ranks.
-    pub(super) fn new(over: RunData, run: &LoaderOptions) -> Result<RowIndex> {
+    pub(super) fn new(data: RunData, run: &LoaderOptions) -> Result<RowIndex> {
         let layouts: Arc<Layouts> = Arc::default();
         let of_rows = LoaderOptions {
             order: run.order.started(run.world_size),
@@ -43,7 +43,7 @@ impl RowIndex {
             resume: None,
             ..run.clone()
         };
-        let sampler = Sampler::over(over, of_rows)?;
+        let sampler = Sampler::of(data, of_rows)?;
         let states = vec![sampler.state()];
         Ok(RowIndex { sampler, layouts, ids: Vec::new(), next: 0, states })
     }
