@@ -355,7 +355,7 @@ impl Batch {
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let make = py.import("dlfs._dlfs")?.getattr("batch_of")?;
-        Ok((make, parts(py, &self.held, 0..self.held.len())?))
+        Ok((make, pickled(py, &self.held, 0..self.held.len())?))
     }
 
     /// The arrays of the batch on the device that the loader was given as `device`: a dlfs.OnDevice. None without one.
@@ -459,7 +459,7 @@ impl Batch {
 }
 
 /// The pickled form of some samples of a batch: the arguments of `batch_of` and `sample_of`.
-pub(crate) fn parts<'py>(
+pub(crate) fn pickled<'py>(
     py: Python<'py>,
     held: &Held,
     picked: Range<usize>,

@@ -25,14 +25,14 @@ pub(crate) struct Held {
 
 enum Samples {
     Read(reader::Batch),
-    /// Unpickled: the records one behind the other, and the other parts.
+    /// Unpickled: the records one behind the other, and all else.
     Copied(Lent, Beside),
 }
 
-/// The parts of a pickled batch, except the records.
+/// All that a pickled batch has beside its records.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Beside {
-    /// The end of each record.
+    /// The end of each record among all records, in bytes.
     pub(crate) ends: Vec<usize>,
     pub(crate) ids: Vec<i64>,
     pub(crate) labels: Option<Vec<i64>>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
-use crate::batch::{mapped_names, parts};
+use crate::batch::{mapped_names, pickled};
 use crate::error::OrRaise as _;
 use crate::ffi::{Memory, Source, Views};
 use crate::held::Held;
@@ -149,7 +149,7 @@ impl Sample {
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let make = py.import("dlfs._dlfs")?.getattr("sample_of")?;
-        Ok((make, parts(py, &self.held, self.index..self.index + 1)?))
+        Ok((make, pickled(py, &self.held, self.index..self.index + 1)?))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
