@@ -6,8 +6,8 @@
 //! counts only objects that it opens itself.
 //!
 //! The server supports the part of HTTP/1.1 that scrapers need, on one thread. Any client may connect, so all resources
-//! are bounded: 32 connections (a further one replaces the oldest), 8 KiB per request, 10 s per connection, and one
-//! response, after which the connection is closed. A slow or silent client does not delay the others.
+//! are bounded: 32 connections (a further one replaces the oldest), and for each connection 10 s, one request of 8 KiB
+//! and one response. A slow or silent client does not delay the others.
 
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

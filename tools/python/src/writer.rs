@@ -90,13 +90,13 @@ impl Writer {
         let name = name.map(bytes_of).transpose()?;
         let label = label.map(Labelled::of).transpose()?;
         let numbered = |error| match self.look(import::Writer::len) {
-            Ok(number) => behind(py, format_args!("sample {number}"), &error),
+            Ok(number) => prefixed(py, format_args!("sample {number}"), &error),
             Err(_) => error,
         };
-        let parts = self.parts(sample).map_err(numbered)?;
+        let converted = self.converted(sample).map_err(numbered)?;
         let fields: Vec<Option<&[u8]>> =
-            parts.fields.iter().map(|field| field.as_ref().map(|bytes| bytes.as_bytes())).collect();
-        let values = parts.values.iter().map(|(at, value)| {
+            converted.fields.iter().map(|it| it.as_ref().map(|bytes| bytes.as_bytes())).collect();
+        let values = converted.values.iter().map(|(at, value)| {
             let (key, column) = &self.columns[*at];
             Ok((&*column.name, about(key, value_of(value, column.kind))?))
         });
@@ -194,8 +194,8 @@ impl Writer {
 /// The name for the type of fields that have none.
 const BYTES: &str = "bytes";
 
-/// The parts of a sample, held while they are written.
-struct Parts<'py> {
+/// A sample of Python, converted for the library and held while it is written.
+struct Converted<'py> {
     fields: Vec<Option<Bound<'py, PyBytes>>>,
     /// The values of columns, each with the index of its column.
     values: Vec<(usize, Bound<'py, PyAny>)>,
@@ -240,18 +240,18 @@ impl Writer {
         self.writer.lock().take()
     }
 
-    /// Calls `at` with the writer. Raises ValueError once it is finished or discarded.
-    fn look<T>(&self, at: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
+    /// Calls `read` with the writer. Raises ValueError once it is finished or discarded.
+    fn look<T>(&self, read: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
         let mut held = self.writer.lock();
-        held.as_mut().map(|held| at(held.samples())).ok_or_else(ended)
+        held.as_mut().map(|held| read(held.samples())).ok_or_else(ended)
     }
 
     /// Converts a sample: takes the fields and columns that are keys of the mapping.
-    fn parts<'py>(&self, sample: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
+    fn converted<'py>(&self, sample: &Bound<'py, PyAny>) -> PyResult<Converted<'py>> {
         let py = sample.py();
         let Ok(mapping) = sample.cast::<PyMapping>() else {
             if self.fields.is_empty() {
-                return Ok(Parts { fields: vec![Some(bytes_of(sample)?)], values: Vec::new() });
+                return Ok(Converted { fields: vec![Some(bytes_of(sample)?)], values: Vec::new() });
             }
             let text = format!(
                 "a sample is a mapping of the fields and columns of the writer, not {}",
@@ -287,7 +287,7 @@ impl Writer {
         if known < mapping.len()? {
             return Err(self.unknown_key(mapping));
         }
-        Ok(Parts { fields, values })
+        Ok(Converted { fields, values })
     }
 
     /// The error for a sample with a key that is neither a field nor a column.
@@ -508,12 +508,13 @@ fn changes(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyErr {
 
 /// Adds the key of a value to the error of converting the value.
 fn about<T>(key: &Py<PyString>, result: PyResult<T>) -> PyResult<T> {
-    result
-        .map_err(|error| Python::attach(|py| behind(py, format_args!("{}", key.bind(py)), &error)))
+    result.map_err(|error| {
+        Python::attach(|py| prefixed(py, format_args!("{}", key.bind(py)), &error))
+    })
 }
 
 /// `error` with `what` in front of its text.
-fn behind(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
+fn prefixed(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
     let text = format!("{what}: {}", error.value(py));
     // A UnicodeError cannot be made from a text alone.
     if error.is_instance_of::<PyUnicodeError>(py) {
