@@ -16,11 +16,9 @@
 //! Read this file first, then `mount_point.rs`, `filesystem.rs`, `reads.rs` and `passthrough.rs`.
 
 mod filesystem;
-mod memory_files;
 mod mount_point;
 mod passthrough;
 mod reads;
-mod unanswered;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
