@@ -12,7 +12,7 @@ use crate::replace_file::{NewMode, check_replaceable, replace_file};
 ///
 /// # Errors
 /// `InvalidArgument`: `path` is not a regular file. Errors of the file system. After an error the old file is
-/// unchanged.
+/// unchanged, unless only the fsync of its folder failed: see [`replace_file`].
 pub fn save_state(path: &Path, state: &State) -> Result<()> {
     replace_file(path, NewMode::Private, format!("{}\n", state.to_json()).as_bytes())
 }
@@ -52,9 +52,8 @@ pub(super) fn load<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T>) -> Res
 
 /// Makes `text`, a report or a trace, the content of the file at `path`.
 ///
-/// A new file is readable only by its owner. A regular file is replaced atomically: after an error, such as a
-/// full disk, the old content, or the absence of the file, is unchanged. Other files, such as pipes, are
-/// written in place.
+/// A new file is readable only by its owner. A regular file is replaced atomically, as by [`save_state`]: a full disk
+/// leaves the old file, or none if there was none. Other files, such as pipes, are written in place.
 ///
 /// # Errors
 /// Errors of the file system; they name the file.
@@ -65,7 +64,7 @@ pub fn save_page(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(|error| Error::of_file("cannot write the file", path, error))
 }
 
-/// Checks that [`save_page`] may write to `path`, without writing.
+/// Checks that [`save_page`] may write to `path`, without changing what is there.
 ///
 /// # Errors
 /// Errors of [`save_page`].

@@ -74,7 +74,7 @@ struct Run {
     /// The device that batches are copied to.
     device: Option<Device>,
     /// The next batch, which may be on its way to the device already. Locked only while detached from the interpreter,
-    /// by the thread that holds [`Epoch::turn`].
+    /// by the thread that holds [`Epoch::turn`]; [`Run::close`] only tries the lock.
     ahead: Mutex<Option<AheadBatch>>,
 }
 
