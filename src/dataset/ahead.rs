@@ -62,7 +62,7 @@ pub struct Ahead<T: Clone + Send + 'static> {
 #[derive(Debug)]
 struct Shared<T> {
     window: Mutex<Window<T>>,
-    /// Notified when the thread has read a sample or ends, when a sample is taken or awaited, and on drop.
+    /// Notified when the thread has read a sample or ends, when the program asks for a sample, and on drop.
     changed: Condvar,
 }
 
@@ -91,8 +91,9 @@ struct Window<T> {
     missed: VecDeque<(SampleId, u64)>,
     /// Samples that the program waits for.
     awaited: HashSet<SampleId>,
-    /// Misses since the last hit, or since the window last had room; raised to [`MAX_MISSES`] when the program begins
-    /// to wait for a sample of the current batch. From [`MAX_MISSES`] on, all entries of a full window are dropped.
+    /// Misses since the last hit, since the window last had room, or since an awaited sample was kept. Raised to
+    /// [`MAX_MISSES`] when the program begins to wait for a sample of the current batch. From [`MAX_MISSES`] on, all
+    /// entries of a full window are dropped.
     misses: u64,
     /// Samples skipped in search of the program's position. The search ends at a sample that the program has
     /// recently missed or waits for. `None`: no search is under way.
@@ -134,7 +135,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
     /// that is more.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: the order belongs to another image. Errors of starting a thread.
+    /// `InvalidArgument`: the order belongs to another image. Errors of [`Dataset::loader`] and of starting a thread.
     pub fn start(
         dataset: &Dataset,
         order: &OrderFile,

@@ -1,7 +1,8 @@
 //! Plans reads: sorts samples by offset, merges neighbours, splits at the transfer limit. Pure.
 //!
 //! A [`Fetch`] describes the content of one contiguous buffer: the transfers that fill it, and the samples in it. With
-//! [`Merge::Neighbours`], samples that share a block share its read, unless the fetch would become too long.
+//! [`Merge::Neighbours`], samples that share a block share its read, unless the fetch would become too long; samples
+//! that are read in the order of the batch share reads only as long as they ascend on media.
 //! [`SamplePlans`] reuses the memory of earlier plans.
 
 use std::slice::SliceIndex;
@@ -121,7 +122,7 @@ pub(crate) enum Merge {
     Neighbours,
 }
 
-/// Appends to `out` the fetches that read `requests`, each of about `max_fetch_bytes` at most.
+/// Appends to `out` the fetches that read `requests`, each of at most `max_fetch_bytes` unless one sample is longer.
 ///
 /// Takes used fetches from `free`, so that planning allocates nothing in steady state. With [`Merge::Never`], or if all
 /// samples are whole blocks of one length, samples lie in the buffers in the order of the batch: a batch in one buffer
@@ -157,7 +158,7 @@ pub(crate) fn plan_samples(
 }
 
 /// Plans the read of a chunk's samples as one range: that of the chunk `whole` with its header, if it is given;
-/// otherwise from the first block of the samples to the last.
+/// otherwise from the first block of the samples to the last. `samples` are in the order on media; `fetch` is empty.
 pub(crate) fn plan_chunk(
     samples: impl Iterator<Item = (SampleId, Extent)>,
     whole: Option<&ChunkInfo>,
@@ -247,10 +248,12 @@ impl BlockRange {
         if merge == Merge::Never || first.len_bytes == 0 {
             return range;
         }
-        for next in &list[1..] {
+        for (before, next) in list.iter().zip(&list[1..]) {
             let extent = next.extent;
+            // In the order of the batch, a repeated sample may lie before the previous one. It then begins a new range:
+            // the samples of a fetch ascend in the buffer.
             let neighbour = extent.namespace == range.namespace
-                && extent.offset_bytes >= range.start
+                && extent.offset_bytes >= before.extent.offset_bytes
                 && extent.offset_bytes - extent.offset_bytes % block <= range.end;
             if extent.len_bytes == 0 || !neighbour {
                 break;
@@ -357,7 +360,7 @@ impl SamplePlans {
         directory.extents(ids, &mut self.slots, &mut self.extents);
     }
 
-    /// Appends to `fetches` the reads of this range of `requests`, each of about `max_fetch_bytes` at most.
+    /// Appends to `fetches` the reads of this range of `requests`, as [`plan_samples`].
     pub(crate) fn plan(
         &mut self,
         requests: impl SliceIndex<[SampleRequest], Output = [SampleRequest]>,
@@ -445,6 +448,14 @@ mod tests {
     }
 
     #[test]
+    fn a_repeated_whole_block_sample_follows_the_samples_before_it() {
+        let list = [(0, 8192, 4096), (0, 12_288, 4096), (0, 8192, 4096), (0, 8192, 4096)];
+        let fetches = plan(&list, Merge::Neighbours);
+        let offsets: Vec<_> = fetches[0].samples.iter().map(|s| s.buf_offset).collect();
+        assert_eq!(offsets, [0, 4096, 8192, 8192]);
+    }
+
+    #[test]
     fn without_merging_each_sample_is_its_own_command() {
         let fetches = plan(&[(0, 4096, 100), (0, 4196, 100)], Merge::Never);
         assert_eq!(fetches[0].transfers.len(), 2);
@@ -521,6 +532,7 @@ mod tests {
                     at += transfer.len_bytes;
                 }
                 prop_assert_eq!(at, fetch.len_bytes);
+                prop_assert!(fetch.samples.is_sorted_by_key(|s| s.buf_offset));
                 for sample in &fetch.samples {
                     let (namespace, offset, len) = list[sample.index as usize];
                     prop_assert!(!std::mem::replace(&mut seen[sample.index as usize], true));

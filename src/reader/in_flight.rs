@@ -34,9 +34,9 @@ pub(super) struct InFlight {
     /// Set if some samples span several transfers: those not verified by [`InFlight::carry`] are verified when all
     /// transfers have completed.
     pub(super) crossing: bool,
-    /// The sample that continues after the last completed transfer.
+    /// The checksum that [`InFlight::carry`] has begun and will continue.
     pub(super) carried: Option<Carried>,
-    /// The first sample after the last completed transfer. Transfers usually complete in order; then it is the
+    /// The first sample after the last verified transfer. Transfers usually complete in order; then it is the
     /// first sample of the next transfer.
     pub(super) next_sample: usize,
     /// Set if the caller has abandoned the fetch: its buffers are released when its reads complete.
@@ -84,7 +84,8 @@ impl InFlight {
         let first = self.first_sample_from(at.buf_offset);
         let inside = self.fetch.samples[first..].iter().take_while(|s| s.buf_offset < end);
         let mut next_sample = first;
-        // If a sample began in an earlier transfer, that transfer has set `crossing` at its completion, or will.
+        // If a sample began in an earlier transfer, that transfer sets `crossing` once it is read. If it is never read,
+        // the sample fails in any case.
         let mut crossing = None;
         for (index, sample) in (first..).zip(inside) {
             next_sample = index + 1;
