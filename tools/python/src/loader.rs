@@ -348,10 +348,8 @@ impl Loader {
     fn close(&self, py: Python<'_>) {
         let dataset = self.dataset.lock().take();
         let stored = self.stored.lock().take();
-        py.detach(|| {
-            self.close_runs();
-            drop(stored); // possibly the last reference, which ends the exchange
-        });
+        self.close_runs(py);
+        py.detach(|| drop(stored)); // possibly the last reference, which ends the exchange
         drop(dataset); // possibly the last reference
     }
 
@@ -419,10 +417,10 @@ impl Loader {
     }
 
     /// Closes all runs, also one that another thread begins meanwhile; no run begins from a closed one.
-    fn close_runs(&self) {
+    fn close_runs(&self, py: Python<'_>) {
         loop {
             let runs = self.runs.lock().all();
-            runs.iter().for_each(|run| run.close());
+            py.detach(|| runs.iter().for_each(|run| run.close()));
             if Arc::ptr_eq(&self.newest(), &runs[0]) {
                 return;
             }
