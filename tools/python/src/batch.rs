@@ -94,7 +94,8 @@ impl Batch {
         self.show(&self.views(py)?, index)
     }
 
-    /// The sample at `index` for Python: a view, an array, a [`Sample`], or None if it could not be read.
+    /// The sample at `index` for Python: a view, an array, a number or a [`Sample`]. None if it could not be read, or
+    /// lacks the field that is shown in its place.
     fn show<'py>(&self, views: &Views<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         if self.held.lacks(index) {
             return Ok(views.none());

@@ -500,8 +500,9 @@ const SLOTS: usize = 16;
 /// The interval at which a wait looks for signals.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Registers mapped memory with the driver that the process uses, so that devices copy from it by DMA, until
-/// `unregister`, which comes before it is unmapped. False: there is no driver, or it refuses.
+/// Registers mapped memory with the driver that the process uses, so that devices copy from the memory by DMA. Call
+/// `unregister` before the memory is unmapped. False: there is no driver, the driver refuses, or another part of the
+/// process has registered the memory.
 #[pyfunction]
 pub(crate) fn register(address: usize, len: usize) -> bool {
     let Some(start) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) else {

@@ -4,8 +4,8 @@
 //! - An error becomes the class of `dlfs._errors` for its kind.
 //! - A call that waits detached from the interpreter checks for signals, so that Ctrl-C ends it.
 //! - A thread of the library must never wait for the interpreter, which may be waiting for that thread. So such a
-//!   thread only stores a warning here. Python threads pass it to `logging`: at the start of each call, at each tick
-//!   of a waiting call, and when the interpreter exits.
+//!   thread only stores a warning here. Python threads pass it to `logging`: before a call that may wait, at each tick
+//!   of the wait, and when the interpreter exits.
 //! - PyO3 raises panics as `PanicException`, which `except Exception` does not catch. Its `__new__` is replaced by one
 //!   that makes a `dlfs.Internal`, so that this holds for every function and method of the module.
 

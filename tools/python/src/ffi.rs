@@ -36,7 +36,8 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// The bytes of the sample at `index`, or of all samples ([`WHOLE`]); of a column in any case all.
+    /// The bytes of the sample at `index`; with [`WHOLE`], which only a `Batch` allows, of all samples. For a column in
+    /// any case all its bytes.
     fn bytes(&self, index: usize) -> dlfs::Result<&[u8]> {
         match self {
             Source::Batch(held) if index == WHOLE => held.whole(),
@@ -53,7 +54,7 @@ impl Source {
     }
 }
 
-/// The index that means all bytes of a [`Source`].
+/// The index that means all bytes of a batch or a column.
 pub(crate) const WHOLE: usize = usize::MAX;
 
 /// Read-only bytes, exported through the buffer protocol.

@@ -262,7 +262,7 @@ impl Held {
         }
     }
 
-    /// The sample's record on media: never shown, but copied when it is sent to another process.
+    /// The sample's record on media: the sample itself, unless samples are divided into fields.
     pub(crate) fn record(&self, index: usize) -> &[u8] {
         match &*self.samples {
             Samples::Read(batch) => batch.bytes(index),

@@ -1,5 +1,5 @@
 //! Options from Python's keywords: the fields of the library's structs of options are taken by their names. The option
-//! `weights` of a weighted order, which these structs lack, may be bytes, a dict or a name.
+//! `weights` of a weighted order, which these structs lack, is bytes, a dict or the str "balanced".
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -135,7 +135,7 @@ pub(crate) fn read_ranges<'py>(
     })?;
     for (at, error) in failed {
         if wanted[at].id == SampleId(u64::MAX) {
-            continue; // a name that no sample has, which is known already
+            continue; // its name could not be looked up: that error is in `failures` already
         }
         let error = raise(py, &error);
         if raises {
