@@ -55,7 +55,7 @@ enum ShardPhase {
     Opening(Background<Option<(Dataset, Loader)>>, LaneState),
     /// An epoch in an order of samples: the index, or the image, is complete.
     Ordinary(Dataset, Box<Loader>),
-    /// The run has ended with its first epoch, or opening the data set after it has failed.
+    /// The run has ended with its first epoch; or the commit, or opening the data set, has failed.
     Over(LaneState, Option<Error>),
 }
 
@@ -452,7 +452,8 @@ impl RunState {
 
 /// The most bytes from a store, for each lane, that are in flight, or have arrived and are not decoded.
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
-/// The longest wait for other ranks' indexes without a new one.
+/// The longest wait for other ranks without progress: for their indexes, or until the samples that they wrote to the
+/// image are durable.
 const OTHERS_LIMIT: Duration = Duration::from_secs(60);
 /// The pauses between two polls of the work of other ranks.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);

@@ -458,6 +458,17 @@ impl Batch {
 
     /// Removes the samples without a location: they failed and are skipped.
     pub(crate) fn remove_missing(&mut self) {
+        let missing = (0_u32..).zip(&self.samples).filter(|(_, location)| location.buf == MISSING);
+        let mut missing = missing.map(|(index, _)| index).peekable();
+        let mut num_before = 0;
+        self.rechecks.retain_mut(|recheck| {
+            while missing.next_if(|&index| index < recheck.index).is_some() {
+                num_before += 1;
+            }
+            let is_missing = missing.peek() == Some(&recheck.index);
+            recheck.index -= num_before;
+            !is_missing
+        });
         if !self.sources.is_empty() {
             let mut locations = self.samples.iter();
             self.sources
@@ -475,3 +486,30 @@ impl std::fmt::Debug for Batch {
 
 /// Buffer index of a sample without a location; in [`BatchOfSource::bufs`], the number of no batch.
 const MISSING: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::IoBuf;
+
+    #[test]
+    fn samples_to_recheck_are_the_same_after_missing_ones_are_removed() {
+        let mut batch = Batch::new();
+        let mut bytes = IoBuf::zeroed(3);
+        bytes.copy_from_slice(b"abc");
+        let buf = batch.add_buf(bytes.freeze());
+        let sample = |id, offset| SampleLocation { id: SampleId(id), buf, len_bytes: 1, offset };
+        batch.push(sample(0, 0));
+        batch.push_missing(SampleId(1));
+        batch.recheck_next(crc32c(b"b"), 0, 0);
+        batch.push(sample(2, 1));
+        batch.recheck_next(crc32c(b"c before"), 0, 0);
+        batch.push(sample(3, 2));
+        batch.recheck_next(crc32c(b"any"), 0, 0);
+        batch.push_missing(SampleId(4));
+        batch.remove_missing();
+        let rewritten = batch.rewritten();
+        let ids: Vec<SampleId> = rewritten.iter().map(|it| batch.id(it.index as usize)).collect();
+        assert_eq!(ids, [SampleId(3)]);
+    }
+}

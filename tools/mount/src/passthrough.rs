@@ -319,7 +319,7 @@ const STEP_BYTES: u64 = 4 << 20;
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 
