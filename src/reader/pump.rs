@@ -528,7 +528,8 @@ impl Pump {
         let at = self.in_flight[key].fetch.transfers[transfer];
         let pairs = &self.namespaces[usize::from(at.namespace)];
         let slba = Lba(at.offset_bytes / u64::from(pairs.namespace.block_len_bytes));
-        self.group.report_corrupt(pairs.indices[0], slba, at.len_bytes);
+        // To the queue pair that reads it again: a queue pair heeds reports in its own reads.
+        self.group.report_corrupt(pairs.indices[pairs.next], slba, at.len_bytes);
         self.enqueue(key, transfer);
     }
 
