@@ -656,7 +656,97 @@ const MAX_FAILED_PIECES: u32 = 512;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Sender, channel};
+
     use super::*;
+    use crate::format::Extent;
+    use crate::qpair::QueuePair;
+    use crate::qpair::mem::MemNamespace;
+    use crate::reader::plan_chunk;
+    use crate::units::SampleId;
+
+    /// A device whose queue pairs tell of each read and each report of corrupt blocks.
+    struct Telling {
+        memory: MemNamespace,
+        num_pairs: AtomicUsize,
+        events: Sender<Event>,
+    }
+
+    /// What happened on the queue pair with this number.
+    #[derive(Debug)]
+    enum Event {
+        Read(usize),
+        Corrupt(usize),
+    }
+
+    struct TellingPair {
+        pair: Box<dyn QueuePair>,
+        number: usize,
+        events: Sender<Event>,
+    }
+
+    impl Device for Telling {
+        fn namespace(&self) -> Namespace {
+            self.memory.namespace()
+        }
+
+        fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
+            let number = self.num_pairs.fetch_add(1, Ordering::Relaxed);
+            let pair = self.memory.queue_pair_in(scope)?;
+            Ok(Box::new(TellingPair { pair, number, events: self.events.clone() }))
+        }
+    }
+
+    impl QueuePair for TellingPair {
+        fn namespace(&self) -> &Namespace {
+            self.pair.namespace()
+        }
+
+        fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+            let taken = self.pair.submit(pending);
+            (0..taken).for_each(|_| self.events.send(Event::Read(self.number)).unwrap());
+            taken
+        }
+
+        fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+            self.pair.poll(now, max, done)
+        }
+
+        fn outstanding(&self) -> usize {
+            self.pair.outstanding()
+        }
+
+        fn report_corrupt(&mut self, _: Lba, _: usize) {
+            self.events.send(Event::Corrupt(self.number)).unwrap();
+        }
+    }
+
+    #[test]
+    fn corrupt_blocks_are_reported_to_the_queue_pair_that_reads_them_again() {
+        let memory = MemNamespace::new(1 << 20, 512).unwrap();
+        let (events, told) = channel();
+        let device = Telling { memory, num_pairs: AtomicUsize::new(0), events };
+        let device: Arc<dyn Device> = Arc::new(device);
+        let mut pump = Pump::new(&[device], 2, false).unwrap();
+        let sample = Extent { namespace: 0, offset_bytes: 0, len_bytes: 512, crc32c: 1 };
+        let mut fetch = Fetch::default();
+        plan_chunk([(SampleId(0), sample)].into_iter(), None, &pump.geometry(), &mut fetch);
+        pump.start(0, fetch, IoBuf::zeroed(512));
+        let fetched = loop {
+            pump.poll(Instant::now());
+            if let Some(fetched) = pump.next_finished() {
+                break fetched;
+            }
+        };
+        assert_eq!(fetched.failures[0].1.kind(), ErrorKind::Corrupt, "the second time, too");
+        let told: Vec<Event> = told.try_iter().collect();
+        let [Event::Read(first), Event::Corrupt(reported), Event::Read(second)] = told[..] else {
+            panic!("{told:?}");
+        };
+        assert_ne!(first, second);
+        assert_eq!(reported, second);
+    }
 
     #[test]
     fn images_with_more_namespaces_than_a_fetch_can_count_are_refused() {
