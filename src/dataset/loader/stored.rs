@@ -117,8 +117,9 @@ impl Loader {
         self.store.as_ref().map_or(Ok(()), Stored::check)
     }
 
-    /// Notes that the run moves to `state`. If that is the next epoch, the current epoch has ended: a reader
-    /// without samples in it gets no batch that would report the end.
+    /// Notes that the run moves to `state`. If that is the start of the next epoch, and no batch is left in the current
+    /// one, tells the store that the current epoch has ended: a reader without samples in it gets no batch that would
+    /// tell.
     pub(super) fn pass_over(&self, state: &State) {
         let is_next = state.consumed == 0 && state.epoch.0 == self.epoch() + 1;
         if self.store.is_some() && is_next && self.batches_left() == 0 {
