@@ -673,7 +673,7 @@ mod tests {
         events: Sender<Event>,
     }
 
-    /// What happened on the queue pair with this number.
+    /// An event on the queue pair with this number.
     #[derive(Debug)]
     enum Event {
         Read(usize),
