@@ -109,9 +109,10 @@ fn unescaped(text: &str) -> String {
     text.replace("\\:", ":")
 }
 
-/// Returns whether a name is an address of NVMe/TCP or SPDK, in which a colon needs no escape.
+/// Returns whether a name is an address of a namespace, in which a colon needs no escape.
 fn is_address(name: &str) -> bool {
-    let prefixes = ["nvme-tcp:", "nvme-tcp\\:", "trtype:", "trtype=", "spdk:", "spdk\\:"];
+    let name = name.replace("\\:", ":");
+    let prefixes = ["nvme-tcp:", "pcie:", "trtype:", "trtype=", "spdk:"];
     prefixes.iter().any(|prefix| name.trim_start().starts_with(prefix))
 }
 
@@ -364,7 +365,9 @@ mod tests {
     #[test]
     fn a_job_has_one_target_and_colons_in_its_name_are_escaped() {
         let url = "nvme-tcp://h:4420/nqn.2026-11.io.dlfs:x?ns=1";
-        for name in [r"a\:b", url, &url.replace(':', "\\:"), &format!("spdk:{url}"), "trtype:TCP"] {
+        let escaped = url.replace(':', "\\:");
+        let spdk = format!("spdk:{url}");
+        for name in [r"a\:b", url, &escaped, &spdk, "trtype:TCP", "pcie:0000:5e:00.0?ns=1"] {
             let job = job_of_options(&[("filename", name)]);
             assert_eq!(check_name(&job), Ok(()), "{name}");
             assert_eq!(name_of(&job, 0).unwrap(), name.replace('\\', ""));
