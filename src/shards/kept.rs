@@ -14,8 +14,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind as IoErrorKind, Write};
+use std::io::{self, ErrorKind as IoErrorKind, Write};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -138,12 +139,18 @@ impl KeptIndexes {
         };
         let path = folder.join(name_of(key));
         let part = path.with_extension("part");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&part);
-        let file = file.map_err(|error| Error::from(error).path(&part))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Ok(None),
+        loop {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&part);
+            let file = file.map_err(|error| Error::from(error).path(&part))?;
             // On a file system without locks, two processes may make the same index.
-            Ok(()) | Err(_) => Ok(Some(Making::File { file, part, path })),
+            if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+                return Ok(None);
+            }
+            // Between opening and locking it, another process may have renamed or removed the file.
+            let is_there = is_at(&file, &part).map_err(|error| Error::from(error).path(&part))?;
+            if is_there {
+                return Ok(Some(Making::File { file, part, path }));
+            }
         }
     }
 
@@ -318,6 +325,16 @@ impl Pack {
     }
 }
 
+/// Returns whether `path` names the open `file`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let open = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(named) => Ok((named.dev(), named.ino()) == (open.dev(), open.ino())),
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// The name of the file or object of the index with this key.
 fn name_of(key: u128) -> String {
     format!("{key:032x}.index")
@@ -364,6 +381,20 @@ mod tests {
         assert!(pack.has(u128::MAX) && !pack.has(0));
         assert!(Pack::of(bytes[..bytes.len() - 1].to_vec()).is_err());
         assert!(Pack::of(b"DLFSSHIX".to_vec()).is_err());
+    }
+
+    #[test]
+    fn processes_that_make_an_index_in_turn_never_write_to_a_complete_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = KeptIndexes::Folder(folder.path().to_path_buf());
+        let make = || {
+            for _ in 0..2000 {
+                let Some(making) = kept.begin(7).unwrap() else { continue };
+                making.end(&ShardIndex::default()).unwrap();
+                assert_eq!(kept.load(7).unwrap(), Some(ShardIndex::default()));
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(make))));
     }
 
     proptest! {
