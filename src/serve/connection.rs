@@ -257,6 +257,12 @@ impl HostConnection {
         !is_io || has_memory && (waiting < MIN_WAITING || backend.num_waiting < MAX_WAITING)
     }
 
+    /// Returns whether received bytes are discarded: after a protocol error or a failed authentication, and once
+    /// draining has closed the target's side. No response can be sent any more, so no command may be executed.
+    fn discards_input(&self) -> bool {
+        self.terminated.is_some() || self.drained.is_some()
+    }
+
     /// Pauses or resumes receiving.
     pub(super) fn pause(&mut self, pause: bool, now: Instant) {
         self.is_paused = pause;
@@ -305,8 +311,8 @@ impl HostConnection {
             Err(error) if is_transient(&error) => return Ok(()),
             Err(error) => return Err(Closed::Lost(error.kind())),
         };
-        if self.terminated.is_some() || self.drained.is_some() {
-            return Ok(()); // discarded
+        if self.discards_input() {
+            return Ok(());
         }
         self.traffic.received_bytes += len as u64;
         if matches!(self.transport, Transport::Unknown)

@@ -5,15 +5,18 @@ use std::time::{Duration, Instant};
 
 use crate::support::faults::{Fault, Faulty, Rule};
 use crate::support::raw_host::{RawHost, Reply};
+use crate::support::tls_tunnel;
 use dlfs::ErrorKind;
+use dlfs::auth::{ConfiguredPsk, Derivation, Hash, IdentityVersion};
 use dlfs::nvme::identify::decode_namespace_list;
 use dlfs::nvme::sqe::{cns, feature, log_page};
-use dlfs::nvme::{IdentifyController, Nqn, Sqe, Status};
+use dlfs::nvme::{IdentifyController, Nqn, Sgl, Sqe, Status};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device};
-use dlfs::target::{AnaState, ServedNamespace, Target, TargetOptions};
+use dlfs::target::{AnaState, HostKeys, ServedNamespace, Target, TargetOptions};
 use dlfs::tcp::Digests;
+use dlfs::tls::Session;
 use dlfs::units::{Lba, Nsid};
 
 const MIB: u64 = 1 << 20;
@@ -244,6 +247,44 @@ fn a_drained_target_answers_what_has_begun_and_lets_nobody_in() {
     assert_eq!(admin.receive(), Reply::Closed, "request {parked} stays unanswered");
     drop(admin);
     wait_until(|| target.is_drained());
+}
+
+#[test]
+fn a_drained_target_executes_nothing_that_comes_after_it_has_closed_its_side() {
+    let host = Nqn::new("nqn.2026-11.io.dlfs:raw-host").unwrap();
+    let key = ConfiguredPsk::generate(&[1; 64], Hash::Sha256);
+    let write = |lba| Sqe::write(0, Nsid(1), Lba(lba), 1, Sgl::in_capsule(512));
+    for is_inside_tls in [false, true] {
+        let served = namespace(1);
+        let device = Arc::clone(&served.device);
+        let target = serve(vec![served], |options| {
+            options.writable = true;
+            if is_inside_tls {
+                let keys = HostKeys { tls_keys: vec![key.clone()], ..HostKeys::default() };
+                options.host_keys.insert(host.clone(), keys);
+            }
+        });
+        let mut path = target.local_addr();
+        if is_inside_tls {
+            let psk = key.tls_psk(IdentityVersion::V1, Derivation::Specification, &host, &nqn());
+            let make = move || Session::host(psk.as_ref().unwrap()).unwrap();
+            path = tls_tunnel::of_host(path, Box::new(make));
+        }
+        let (mut admin, [mut io]) = RawHost::with_queues(path, &nqn(), DIGESTS);
+        assert!(io.call(write(0), &[9; 512]).0.status().is_success());
+        target.drain();
+        assert_eq!(io.receive(), Reply::Closed);
+        let late = io.capsule(&write(1), &[9; 512]);
+        io.try_send(&late);
+        drop(io);
+        // The target ends the admin queue only after the I/O queue.
+        assert_eq!(admin.receive(), Reply::Closed);
+        drop(admin);
+        wait_until(|| target.is_drained());
+        let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
+        let bytes = blocking.read(0, 1024).unwrap();
+        assert_eq!((bytes[0], bytes[512]), (9, 1), "inside TLS: {is_inside_tls}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! target inside TLS, and a plain target to a host.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,8 @@ fn listen(
     address
 }
 
-/// Carries bytes until one side ends, or nothing moves for a while.
+/// Carries bytes until the plain side ends, or nothing moves for a while. If the TLS side ends after the handshake, the
+/// other direction goes on, as on a connection without a tunnel.
 fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
     for stream in [plain, sealed] {
         stream.set_nonblocking(true).unwrap();
@@ -51,6 +52,7 @@ fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
     }
     let mut to_plain: Vec<u8> = Vec::new();
     let mut last = Instant::now();
+    let mut is_half_closed = false;
     let mut is_over = false;
     while !is_over && last.elapsed() < Duration::from_secs(60) {
         is_over = if session.is_established() { false } else { session.handshake().is_err() };
@@ -66,6 +68,7 @@ fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
             }
         }
         match (&*sealed).read(&mut bytes) {
+            Ok(0) if session.is_established() => is_half_closed = true,
             Ok(0) => is_over = true,
             Ok(len) => {
                 session.give(bytes, len);
@@ -79,7 +82,13 @@ fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
         session.sent(sent);
         let sent = (&*plain).write(&to_plain).unwrap_or(0);
         to_plain.drain(..sent);
-        let mut fds = [PollFd::from_borrowed_fd(sealed.as_fd(), PollFlags::IN)].to_vec();
+        if is_half_closed && to_plain.is_empty() {
+            let _ = plain.shutdown(Shutdown::Write); // may fail: that side may be gone, too
+        }
+        let mut fds = Vec::new();
+        if !is_half_closed {
+            fds.push(PollFd::from_borrowed_fd(sealed.as_fd(), PollFlags::IN));
+        }
         if session.is_established() {
             fds.push(PollFd::from_borrowed_fd(plain.as_fd(), PollFlags::IN));
         }

@@ -119,8 +119,8 @@ impl HostConnection {
         backend: &mut Backend,
         scratch: &mut Scratch,
     ) -> Result<(), Closed> {
-        if self.terminated.is_some() {
-            return Ok(()); // discarded after a protocol error or a failed authentication
+        if self.discards_input() {
+            return Ok(());
         }
         if let Transport::Tls(secured) = &mut self.transport {
             secured.session.give(std::mem::take(&mut scratch.sealed), len);
