@@ -34,19 +34,20 @@ pub struct Blocks {
 /// This rank's access to the namespace.
 enum Side {
     /// Rank 0, which serves the namespace and uses its memory directly.
-    Host { _target: Target, memory: Blocking },
+    Rank0 { _target: Target, memory: Blocking },
     /// Any other rank, which connects to rank 0.
-    Guest { address: Address, connect: Box<ConnectOptions>, connection: Option<Blocking> },
+    Other { address: Address, connect: Box<ConnectOptions>, connection: Option<Blocking> },
 }
 
 impl Blocks {
-    /// Rank 0's side, which listens on `listen`. With `keys` that the rendezvous need not carry, only ranks
-    /// with these keys can write and read records.
+    /// Rank 0's side, which listens on `listen`. With a key that the user gave, only ranks with the same `keys` can
+    /// write and read records. A key that rank 0 generates cannot protect the rendezvous: its own record carries the
+    /// key.
     ///
     /// # Errors
     /// `Busy`: the port is in use; the message names it. Errors of [`Target::bind`].
     pub fn host(listen: SocketAddr, world_size: u32, keys: Option<&PeerKeys>) -> Result<Blocks> {
-        let keys = keys.and_then(|keys| RoundKeys::of_meeting(keys).ok());
+        let keys = keys_of(keys);
         let hosts = keys.as_ref().map(|keys| keys.of_hosts([host_of_all()], 0));
         let mut host_keys = hosts.unwrap_or_default();
         // Ranks write their records to the namespace.
@@ -60,6 +61,7 @@ impl Blocks {
             allow_any_host: keys.is_none(),
             host_keys,
             dhchap_groups: GROUPS.to_vec(),
+            // A connection may hold a quarter of it: at least twice the longest command. The default is for data sets.
             buffer_bytes: 8 << 20,
             ..TargetOptions::new(nqn())
         };
@@ -69,12 +71,12 @@ impl Blocks {
         })?;
         let place = format!("rank 0's port {}", target.local_addr());
         let memory = Blocking::new(memory.queue_pair()?)?;
-        let side = Side::Host { _target: target, memory };
+        let side = Side::Rank0 { _target: target, memory };
         Ok(Blocks { place, world_size, own: None, side })
     }
 
-    /// The side of every other rank: rank 0 listens at `host` and `port`, now or soon. `keys` are the same as
-    /// rank 0's.
+    /// The side of every other rank. `host` is the address or name of rank 0's machine, where rank 0 listens at `port`,
+    /// now or soon. `keys` are the same as rank 0's.
     pub fn guest(
         host: &str,
         port: u16,
@@ -88,7 +90,7 @@ impl Blocks {
             subnqn: nqn(),
             nsid: Some(Nsid(1)),
         };
-        let connect = match keys.and_then(|keys| RoundKeys::of_meeting(keys).ok()) {
+        let connect = match keys_of(keys) {
             Some(keys) => keys.connect(connect, &host_of_all(), 0),
             None => connect.clone(),
         };
@@ -102,7 +104,7 @@ impl Blocks {
             writable: true,
             ..connect
         });
-        let side = Side::Guest { address: Address::Tcp(address), connect, connection: None };
+        let side = Side::Other { address: Address::Tcp(address), connect, connection: None };
         let place = format!("rank 0's port {host}:{port}");
         Blocks { place, world_size, own: None, side }
     }
@@ -111,9 +113,9 @@ impl Blocks {
     fn read(&mut self) -> Result<Vec<Option<Vec<u8>>>> {
         let world_size = self.world_size;
         let io = match &mut self.side {
-            Side::Host { memory, .. } => memory,
-            Side::Guest { connection: Some(connection), .. } => connection,
-            Side::Guest { address, connect, connection } => {
+            Side::Rank0 { memory, .. } => memory,
+            Side::Other { connection: Some(connection), .. } => connection,
+            Side::Other { address, connect, connection } => {
                 connection.insert(connected(address, connect, world_size)?)
             }
         };
@@ -121,11 +123,10 @@ impl Blocks {
         let mut blocks: Vec<Option<Vec<u8>>> = bytes.chunks(BLOCK_BYTES).map(content).collect();
         let Some((rank, own)) = &self.own else { return Ok(blocks) };
         let block = &mut blocks[*rank as usize];
-        // The record of another process with this rank and round stays, so that both processes see the conflict. A
-        // leftover of an earlier start is overwritten, even if ranks of that start still run.
-        if block.as_deref() != Some(own)
-            && !block.as_deref().is_some_and(|other| is_of_round(other, own))
-        {
+        // If another process has written a record of this rank and round, that record stays, and its process goes on.
+        // This process gets it in place of its own, and `gather` reports the conflict. A record of an earlier start is
+        // overwritten, even if ranks of that start still run.
+        if block.as_deref().is_none_or(|found| !is_of_round(found, own)) {
             let mut padded = own.clone();
             padded.resize(BLOCK_BYTES, 0);
             io.write_at(offset_of(*rank), &padded)?;
@@ -139,7 +140,7 @@ impl Blocks {
     fn wait_for_readers(&mut self, deadline: Instant) -> Result<()> {
         let world_size = self.world_size;
         let deadline = deadline.min(Instant::now() + LONGEST_FAREWELL);
-        let Side::Host { memory, .. } = &mut self.side else { return Ok(()) };
+        let Side::Rank0 { memory, .. } = &mut self.side else { return Ok(()) };
         loop {
             let bytes = memory.read(offset_of(world_size), world_size as usize * BLOCK_BYTES)?;
             let all = bytes.chunks(BLOCK_BYTES).skip(1).all(|block| block[0] != 0);
@@ -166,7 +167,7 @@ impl Rendezvous for Blocks {
             Ok(blocks) => Ok(blocks),
             Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(error),
             Err(error) => {
-                if let Side::Guest { connection, .. } = &mut self.side {
+                if let Side::Other { connection, .. } = &mut self.side {
                     *connection = None;
                 }
                 if Instant::now() < deadline {
@@ -183,10 +184,10 @@ impl Rendezvous for Blocks {
     fn leave(&mut self, rank: u32, deadline: Instant) -> Result<()> {
         let at = offset_of(self.world_size + rank);
         match &mut self.side {
-            Side::Host { .. } => self.wait_for_readers(deadline),
+            Side::Rank0 { .. } => self.wait_for_readers(deadline),
             // Rank 0 waits only a few seconds. This rank has all records, so an error of the report does no
             // harm.
-            Side::Guest { connection, .. } => {
+            Side::Other { connection, .. } => {
                 let written = connection.as_mut().map(|io| io.write_at(at, &[1; BLOCK_BYTES]));
                 if let Some(Err(error)) = written {
                     tracing::debug!(%error, "rank 0 was not told that this rank has all records");
@@ -200,6 +201,12 @@ impl Rendezvous for Blocks {
     fn describe(&self) -> String {
         self.place.clone()
     }
+}
+
+/// The keys that protect the rendezvous, if there are any.
+fn keys_of(keys: Option<&PeerKeys>) -> Option<RoundKeys> {
+    // An error means that there is no key yet: rank 0 generates it, and the rendezvous carries it.
+    keys.and_then(|keys| RoundKeys::of_meeting(keys).ok())
 }
 
 /// Connects to rank 0, and checks that it has the same world size.
@@ -224,9 +231,9 @@ fn content(block: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns whether both are records of the same round.
-fn is_of_round(other: &[u8], own: &[u8]) -> bool {
+fn is_of_round(found: &[u8], own: &[u8]) -> bool {
     let round = |bytes| Record::from_bytes(bytes).map(|record| record.round);
-    round(other).is_some() && round(other) == round(own)
+    round(found).is_some() && round(found) == round(own)
 }
 
 /// Offset of a block in bytes.
