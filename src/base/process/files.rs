@@ -10,13 +10,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends `bytes` and, beside them, up to 64 files. Returns the number of bytes that the socket took: if that is less
-/// than all, the files were sent with the first bytes.
+/// Sends `bytes` and, beside them, `files`. At least 64 files fit; more may be refused. `bytes` must not be empty: a
+/// stream socket sends no files without a byte. Returns the number of bytes that the socket took: if that is less than
+/// all, the files were sent with the first bytes.
 ///
 /// # Errors
-/// `InvalidInput`: too many files. Errors of the operating system.
+/// `InvalidInput`: the files do not fit. Errors of the operating system.
 pub fn send_files(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(NUM_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -25,8 +26,9 @@ pub fn send_files(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> 
     Ok(retry_on_intr(|| sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL))?)
 }
 
-/// Receives bytes into `room`, and appends the files beside them to `files`. Returns the number of bytes, which may be
-/// less than was sent; 0: the peer has closed the connection. Files beyond 64 in one message are lost.
+/// Receives bytes into `room`, which must not be empty, and appends the files beside them to `files`. Returns the
+/// number of bytes, which may be less than was sent; 0: the peer has closed the connection. At least 64 files in one
+/// message fit; more may be lost.
 ///
 /// # Errors
 /// Errors of the operating system.
@@ -35,7 +37,7 @@ pub fn receive_files(
     room: &mut [u8],
     files: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(NUM_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(room)];
     let flags = RecvFlags::CMSG_CLOEXEC;
@@ -48,5 +50,5 @@ pub fn receive_files(
     Ok(received.bytes)
 }
 
-/// The most files beside one message.
-const MAX_FILES: usize = 64;
+/// The files beside one message for which there is room. The padding of the buffers may have room for a few more.
+const NUM_FILES: usize = 64;
