@@ -92,7 +92,8 @@ impl SampleFigures {
 /// Opens the data set of a job; commas separate the addresses of several namespaces.
 ///
 /// # Errors
-/// Errors of the library.
+/// Neither `filename=` nor `directory=` is given; an address or an option of the connection is invalid. Errors of the
+/// library.
 pub(crate) fn open_image(job: &Job) -> Result<Image, String> {
     let names = name_of(job, 0).ok_or("no data set: filename= is missing")?;
     let addresses: Result<Vec<_>, _> = names.split(',').map(|name| address_of(job, name)).collect();
@@ -137,7 +138,8 @@ pub(crate) fn loader_options(
     })
 }
 
-/// Runs one sample job to its end. `run_start` is the start of the run of all jobs.
+/// Runs one sample job to its end. `run_start` is the start of the run of all jobs. After an error, the figures contain
+/// no epochs, commands and bytes read.
 pub(crate) fn run_samples(
     job: &Job,
     image: &Image,
@@ -150,7 +152,7 @@ pub(crate) fn run_samples(
     let process_cpu = CpuUse::of_process();
     let mut stats = Stats::default();
     let mut figures = SampleFigures { accelerators: 1, ..SampleFigures::default() };
-    let reads = &mut stats.directions[0];
+    let reads = &mut stats.directions[READS];
     let read = || {
         let end = job.runtime.map(|time| begin + time);
         let compute = job.samples.thinktime;
@@ -189,16 +191,17 @@ pub(crate) fn run_samples(
                 break;
             }
         }
-        let stats = loader.stats();
+        let loader_stats = loader.stats();
         figures.epochs = loader.state().epoch.0;
-        (figures.commands, figures.read_bytes) = (stats.read.commands, stats.read.bytes);
+        figures.commands = loader_stats.read.commands;
+        figures.read_bytes = loader_stats.read.bytes;
         dlfs::Result::Ok(())
     };
     if let Err(error) = read() {
         stats.failed(errno_of(&error), || error.report());
     }
     let time = begin.elapsed();
-    figures.bytes = stats.directions[0].bytes;
+    figures.bytes = stats.directions[READS].bytes;
     figures.verified = figures.samples;
     figures.seconds = time.as_secs_f64();
     figures.cpu_s = CpuUse::of_process().since(process_cpu).total_s;
@@ -220,6 +223,9 @@ fn errno_of(error: &dlfs::Error) -> i32 {
         _ => libc::EIO,
     }
 }
+
+/// Index of the reads among the directions; a sample job writes nothing.
+const READS: usize = 0;
 
 #[cfg(test)]
 mod tests {
