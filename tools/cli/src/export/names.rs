@@ -8,8 +8,8 @@
 //! - `%` and NUL become `%25` and `%00`;
 //! - `.` and `..` become `%2E` and `%2E%2E`;
 //! - an empty component becomes `%-`;
-//! - a component that is then longer than 255 bytes keeps its first 200, followed by `%~` and the
-//!   CRC32C of the whole component in hexadecimal.
+//! - a component whose escaped form is longer than 255 bytes keeps the first 200 bytes of that form, followed by `%~`
+//!   and the CRC32C of the component as it was, in eight hexadecimal digits.
 
 /// Checks that `name` may be used unchanged; the error is the reason why not.
 pub(super) fn check(name: &[u8]) -> Result<(), String> {
