@@ -33,7 +33,9 @@ impl RowIndex {
     /// An index of the rows of a run with these options, over all its ranks.
     pub(super) fn new(data: RunData, run: &LoaderOptions) -> Result<RowIndex> {
         let layouts: Arc<Layouts> = Arc::default();
-        let of_rows = LoaderOptions {
+        // A single rank draws all rows. The checks refuse a node with more ranks than the world, and a node's window is
+        // of no use here: the index reads no documents.
+        let row_options = LoaderOptions {
             order: run.order.started(run.world_size),
             rows: vec![1],
             layouts: Some(Arc::clone(&layouts)),
@@ -43,13 +45,14 @@ impl RowIndex {
             resume: None,
             ..run.clone()
         };
-        let sampler = Sampler::of(data, of_rows)?;
+        let sampler = Sampler::of(data, row_options)?;
         let states = vec![sampler.state()];
         Ok(RowIndex { sampler, layouts, ids: Vec::new(), next: 0, states })
     }
 
-    /// Lays out the rows with these numbers, in this order. Returns source and id of their documents. A document that
-    /// two neighbouring rows share is there once.
+    /// Lays out the rows with these numbers, in this order, into `layout`, which must have no segments. Returns source
+    /// and id of their documents, by ascending number of the row. A document that a row shares with the next higher
+    /// one of `rows` is there once.
     ///
     /// # Errors
     /// `NotFound`: the run has fewer rows. `Interrupted`: `watch` ended a long walk; the next one goes on there.
@@ -63,18 +66,24 @@ impl RowIndex {
         sorted.sort_unstable();
         let mut documents = Vec::new();
         for same in sorted.chunk_by(|one, other| one.0 == other.0) {
-            let of_row = self.row(same[0].0, watch)?;
+            let row_layout = self.row(same[0].0, watch)?;
             let sources = self.sampler.sources();
             let source = |at: usize| sources.get(at).copied().unwrap_or(0);
-            let mut of_ids = (0..).zip(&self.ids).map(|(at, &id)| (source(at), id)).peekable();
-            let is_shared = of_ids.peek().is_some_and(|first| documents.last() == Some(first));
+            let mut row_documents =
+                (0..).zip(&self.ids).map(|(at, &id)| (source(at), id)).peekable();
+            let is_shared =
+                row_documents.peek().is_some_and(|first| documents.last() == Some(first));
             let before = (documents.len() - usize::from(is_shared)) as u32;
-            documents.extend(of_ids.skip(is_shared.into()));
+            documents.extend(row_documents.skip(is_shared.into()));
             for &(_, row) in same {
-                let placed = |of: &Segment| Segment { row, document: before + of.document, ..*of };
-                layout.segments.extend(of_row.segments.iter().map(placed));
+                let placed = |segment: &Segment| Segment {
+                    row,
+                    document: before + segment.document,
+                    ..*segment
+                };
+                layout.segments.extend(row_layout.segments.iter().map(placed));
             }
-            self.layouts.recycle(of_row);
+            self.layouts.recycle(row_layout);
         }
         layout.segments.sort_by_key(|segment| segment.row);
         layout.num_rows = rows.len() as u32;
