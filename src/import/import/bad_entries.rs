@@ -33,9 +33,10 @@ impl BadEntries {
         Error::new(ErrorKind::BadSource, text).hint(hint).source(self)
     }
 
-    /// A hint how to import the entries. `None`: there is no way.
+    /// A hint how to import the entries. `None`: no option helps to import them.
     fn hint(&self) -> Option<&'static str> {
-        // If the entries need several hints, the one with the lowest number is shown.
+        // An error has one hint: the one with the lowest number. Members that come again are first, since a stream with
+        // them is refused even with --on-error skip, which the hint for `InStream` suggests.
         let hint_of = |bad: &BadEntry| match bad.reason {
             BadReason::ComesAgain => Some((0, COMES_AGAIN_HINT)),
             BadReason::OtherHost => Some((1, OTHER_HOST_HINT)),
@@ -59,7 +60,8 @@ const TWICE_HINT: &str = "--prefix puts the folder or list in front of each name
 /// Maximum number of bad entries that an error lists.
 const MOST_SHOWN: usize = 20;
 
-/// The error for a source without any importable sample. `counts` tells the treatment of its files.
+/// The error for a source without any importable sample. `counts`: the source's files by sort and treatment, which
+/// explain why none became a sample.
 pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
     if !bad.is_empty() {
         let bad = BadEntries(bad);
