@@ -53,7 +53,7 @@ pub fn snapshot_save(
 ///
 /// # Errors
 /// `Stale`: the image has another generation now. `InvalidArgument`: the snapshot belongs to another image.
-/// `Corrupt`: the snapshot is damaged. Errors of opening the image.
+/// `Corrupt`: the snapshot is damaged. Errors of opening the image, and of reading `file`.
 pub fn snapshot_check(
     image: &[Address],
     file: &Path,
@@ -67,6 +67,8 @@ pub fn snapshot_check(
     match directory.check_current(&superblock) {
         Ok(()) => Ok(report(&directory, len)),
         Err(error @ FormatError::OtherImage { .. }) => Err(damaged(error)),
+        // In a snapshot of the same image, any other difference means another generation. It may even have the same
+        // number: after --accept-older-generation, the number of a lost generation is used again.
         Err(_) => {
             let saved = directory.generation();
             let opened = superblock.generation;
@@ -99,8 +101,8 @@ fn report(directory: &Directory, len: usize) -> SnapshotReport {
 /// snapshot) nor to the previous one (the cells that the newest one freed). These cells are free: the next
 /// import may write there.
 ///
-/// This reads all free cells of the namespaces. So it is for tests, and for files, whose length is that of the
-/// image.
+/// Reads all free cells of the namespaces, which takes long on large ones. Use it in tests, or on files, which are no
+/// longer than their image.
 ///
 /// # Errors
 /// Errors of opening the image, and of reading.
@@ -109,8 +111,8 @@ pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
     let directory = read_directory(&media, &superblock)?;
     let layout = superblock.layout;
     let all = cells_until(&layout, media.num_cells(&layout));
-    let read = directory.cell_ranges().chain([superblock.snapshot_range()]);
-    let free = without(all, read.chain(directory.freed().iter().copied()));
+    let in_use = directory.cell_ranges().chain([superblock.snapshot_range()]);
+    let free = without(all, in_use.chain(directory.freed().iter().copied()));
     let mut channel = media.channel();
     let mut found = Vec::new();
     let one_by_one = free.into_iter().flat_map(|range| {
