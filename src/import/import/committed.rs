@@ -80,7 +80,7 @@ pub(super) fn open(
 fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
     let Some(lost) = opened.lost_generation() else { return Ok(()) };
     let copy = opened.bad_copies.iter().find(|copy| copy.may_be_newer);
-    let error = copy.expect("a generation is lost with a copy").error.clone();
+    let error = copy.expect("`lost_generation` found such a copy").error.clone();
     let text = format!(
         "the newest generation found is {}, and generation {lost}, which may have been committed, \
          would be overwritten: its superblock copy is bad",
@@ -144,7 +144,7 @@ pub(super) fn select_now(media: &Media) -> Result<Result<SuperblockSet>> {
 
 /// Returns whether the generation that may be lost is the one of `journal`: the commit of that import was interrupted,
 /// or the superblock copy was damaged later. Then resuming writes the same bytes again. A delete or purge has no
-/// journal, but would have left a record of that generation.
+/// journal, but would have left a generation record with the same generation and another time.
 pub(super) fn is_its_own_commit(
     opened: &SuperblockSet,
     journal: &Journal,
@@ -165,18 +165,21 @@ pub(super) fn is_its_own_commit(
 /// Reads the directory of the generation that `superblock` commits, twice if it is damaged at first.
 ///
 /// # Errors
-/// `Corrupt`: the snapshot is damaged. Errors of reading.
+/// `OutOfMemory`: the snapshot is longer than this machine can address. `Corrupt`: the snapshot is damaged. Errors of
+/// reading.
 pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<Directory> {
     let location = superblock.snapshot;
-    let len = usize::try_from(location.len_bytes).map_err(|_| {
-        Error::new(ErrorKind::OutOfMemory, "the directory does not fit into memory")
-    })?;
     equal("namespaces", superblock.layout.num_namespaces.into(), media.len().into())?;
     let device: &Arc<dyn Device> = &media.devices[usize::from(location.namespace)];
     let address = device.namespace().address;
     let damaged = |error: FormatError| Error::from(error).target(address.clone()).hint(REBUILD);
     let end = location.offset_bytes.saturating_add(location.len_bytes);
     at_most("end of the snapshot", end, device.namespace().len_bytes()).map_err(damaged)?;
+    let len = usize::try_from(location.len_bytes).map_err(|_| {
+        Error::new(ErrorKind::OutOfMemory, "the directory does not fit into memory")
+            .target(address.clone())
+            .hint("use a 64-bit machine")
+    })?;
     let mut channel = media.channel();
     let mut read = || -> Result<Directory> {
         let bytes = channel.read(location.namespace, location.offset_bytes, len)?;
