@@ -18,10 +18,12 @@ use crate::reader::Watch;
 use crate::store::{Meet, Owner, Reader, Store, StoreOptions, StoreStats};
 
 impl Image {
-    /// The same image, with a store of this rank. Loaders along the order of `run` read from the store, which
-    /// exchanges samples with the other ranks' stores. The first loader stages the rank's share
-    /// ([`Loader::stage`](super::Loader::stage)). Reads by id still go to the data set. Waits until all ranks
-    /// have joined. Other clones of this handle are unchanged.
+    /// The same image, with a store of this rank. Waits until all ranks have joined. Other clones of this handle are
+    /// unchanged.
+    ///
+    /// Loaders along the order of `run` read from the store, which exchanges samples with the other ranks' stores. The
+    /// first loader stages the rank's share ([`Loader::stage`](super::Loader::stage)). Reads by id still go to the data
+    /// set.
     ///
     /// `peers` is the way to join the other ranks; `None` if there are no others.
     ///
@@ -88,8 +90,8 @@ impl Image {
 }
 
 impl Dataset {
-    /// The same data set, with a store of this rank: see [`Image::with_store`]. `meeting`, `connect` and `object` are
-    /// as for [`Dataset::with_peers`]; `meeting` is `None` if there are no other ranks.
+    /// The same data set, with a store of this rank: see [`Image::with_store`]. `meeting` is `None` if there are no
+    /// other ranks. `connect` and `object` are as for [`Dataset::with_peers`]: a pair, since only a meeting uses them.
     ///
     /// # Errors
     /// `Interrupted`: `watch` ended the wait. Errors of [`Image::with_store`] and [`Meeting::rendezvous`].
@@ -128,7 +130,8 @@ pub(super) fn reader_of(store: &Store, run: &LoaderOptions) -> Option<Reader> {
     store.reader(&order_of(run), run.rank, run.world_size)
 }
 
-/// The order of a run: that of the state that it resumes from, or else that of its options.
+/// The order of a run: that of the state that it resumes from, or else that of its options, with its lanes set
+/// ([`OrderSpec::started`]).
 pub(super) fn order_of(run: &LoaderOptions) -> OrderSpec {
     match &run.resume {
         Some(state) => state.order,
