@@ -1249,10 +1249,10 @@ int dlfs_split(const dlfs_fs *fs,
 // `view` of dlfs_mount opens it. Any thread.
 int dlfs_save_view(const dlfs_fs *fs, const char *file, const char *name);
 
-// Stores the number of the typed column called `name`, which `dlfs import --columns` or a writer made,
-// in `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
+// Looks up the typed column called `name`: stores its number in `*column`, and its type, DLFS_COLUMN_..., in
+// `*type`. Typed columns come from `dlfs import --columns` or a writer. No I/O. Any thread.
 //
-// DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
+// DLFS_E_NOT_FOUND: there is no such column; the error text lists the existing ones.
 int dlfs_column_number(const dlfs_fs *fs, const char *name, uint64_t *column, uint32_t *type);
 
 // Copies the name of typed column `column`, from 0, like dlfs_name. No I/O. Any thread.

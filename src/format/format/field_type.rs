@@ -517,7 +517,8 @@ impl FromStr for Tokenizer {
 }
 
 /// Maximum dimensions of a type, a varying one included.
-const MAX_DIMS: usize = 16;
+#[doc(hidden)]
+pub const MAX_DIMS: usize = 16;
 /// The name of the column of types in errors.
 const WHAT: &str = "types of the fields";
 

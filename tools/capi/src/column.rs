@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use dlfs::directory::{Column, Directory};
+use dlfs::format::columns::ColumnType;
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
@@ -27,10 +28,10 @@ pub const DLFS_COLUMN_BOOL: u32 = 4;
 /// The type of a typed column: texts, each of which has a number.
 pub const DLFS_COLUMN_STR: u32 = 5;
 
-/// Stores the number of the typed column called `name`, which `dlfs import --columns` or a writer made,
-/// in `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
+/// Looks up the typed column called `name`: stores its number in `*column`, and its type, DLFS_COLUMN_..., in
+/// `*type`. Typed columns come from `dlfs import --columns` or a writer. No I/O. Any thread.
 ///
-/// DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
+/// DLFS_E_NOT_FOUND: there is no such column; the error text lists the existing ones.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlfs_column_number(
     fs: *const Fs,
@@ -116,7 +117,7 @@ unsafe extern "C" fn dlfs_column_floats(
     guard(|| {
         let mount = get(fs)?;
         let column = column_of(mount.dataset.directory(), column)?;
-        if column.kind() == dlfs::format::columns::ColumnType::Text {
+        if column.kind() == ColumnType::Text {
             let text = format!("column {} is of texts: dlfs_column_ints", column.name());
             return Err(Failure::invalid(text));
         }
@@ -184,3 +185,11 @@ unsafe fn give_values<T>(
     }
     Ok(())
 }
+
+const _: () = {
+    assert!(ColumnType::Int as u32 + DLFS_COLUMN_INT == DLFS_COLUMN_INT);
+    assert!(ColumnType::Float as u32 + DLFS_COLUMN_INT == DLFS_COLUMN_FLOAT);
+    assert!(ColumnType::Float32 as u32 + DLFS_COLUMN_INT == DLFS_COLUMN_F32);
+    assert!(ColumnType::Bool as u32 + DLFS_COLUMN_INT == DLFS_COLUMN_BOOL);
+    assert!(ColumnType::Text as u32 + DLFS_COLUMN_INT == DLFS_COLUMN_STR);
+};

@@ -77,6 +77,7 @@ unsafe extern "C" fn dlfs_get_field_type(
     unsafe {
         fill(r#type, || {
             let mount = get(fs)?;
+            // Samples without named fields have one field, without a name.
             let count = mount.dataset.directory().fields().len().max(1);
             let Some(field) = usize::try_from(index).ok().filter(|index| *index < count) else {
                 let text = format!("there is no field {index}, there are {count}");
@@ -92,6 +93,7 @@ fn bytes() -> FieldType {
     FieldType { element: DLFS_ELEMENT_BYTES, element_len: 1, num_dims: 1, ..FieldType::zeroed() }
 }
 
+/// The type of a field with type `kind`. A dimension that varies from sample to sample has length 0.
 fn described(kind: &field_type::FieldType) -> FieldType {
     let mut dims = [0; DLFS_MAX_DIMS];
     for (to, dim) in dims.iter_mut().zip(kind.dims()) {
@@ -105,5 +107,7 @@ fn described(kind: &field_type::FieldType) -> FieldType {
         ..FieldType::zeroed()
     }
 }
+
+const _: () = assert!(DLFS_MAX_DIMS == field_type::MAX_DIMS);
 
 const _: () = assert!(Element::Bool as u32 + DLFS_ELEMENT_U8 == DLFS_ELEMENT_BOOL);
