@@ -1,10 +1,10 @@
 //! Exchange of a store: fetches the share; then a thread exchanges samples during an epoch, and deletes the
-//! samples that have left.
+//! samples that other ranks have received.
 //!
 //! The work of an epoch has two phases. While the loader reads the epoch, the thread fetches the samples of
 //! the steps that are due. After the epoch, the thread fetches the remaining samples; then it asks each rank that
-//! gets a sample from this rank for that rank's progress, until all samples that left can be deleted. Only then does
-//! the work of the next epoch begin.
+//! gets a sample from this rank for that rank's progress, until all samples that leave have been deleted. Only then
+//! does the work of the next epoch begin.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -70,11 +70,12 @@ struct Work {
     /// The steps whose sample must still be deleted, by receiving rank.
     leaving: BTreeMap<u32, Vec<usize>>,
     /// Set once samples have been deleted.
-    has_left: bool,
+    has_deleted: bool,
     /// Start of the wait for samples at the end of the epoch.
-    late: Option<Instant>,
-    /// The latest progress of each rank that has not taken its samples, and when it came or this rank began to wait.
-    slow: HashMap<u32, (Progress, Instant)>,
+    waits_since: Option<Instant>,
+    /// For each rank that has not received all samples that leave for it: its latest progress, and the last time at
+    /// which that advanced or this rank did not wait for it.
+    last_progress: HashMap<u32, (Progress, Instant)>,
 }
 
 /// A source of samples: another rank's store, or the data set.
@@ -89,8 +90,8 @@ struct Supplier {
 }
 
 impl Supplier {
-    /// Records that it has answered.
-    fn set_back(&mut self, reader: SourceReader) {
+    /// Puts the connection back; the supplier has answered on it.
+    fn put_back(&mut self, reader: SourceReader) {
         (self.reader, self.again_at, self.away_since) = (Some(reader), None, None);
     }
 
@@ -127,10 +128,10 @@ impl Exchange {
         epoch: Epoch,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
-        // The current work suits `epoch` if it is that of the epoch before, or that of `epoch` itself and no sample has
-        // been deleted: if an epoch is read again, samples that it needs may have left.
+        // Work of the epoch before fetches the samples of `epoch`, so it continues. Work of `epoch` itself continues
+        // only if it has deleted no samples: an epoch that is read again needs them.
         let suits = |work: &Work| {
-            if work.epoch == epoch { !work.has_left } else { work.epoch.0 + 1 == epoch.0 }
+            if work.epoch == epoch { !work.has_deleted } else { work.epoch.0 + 1 == epoch.0 }
         };
         if self.work.as_ref().is_some_and(suits) {
             return Ok(());
@@ -223,7 +224,7 @@ impl Exchange {
         if lacks {
             return Ok(SOON);
         }
-        work.late = None;
+        work.waits_since = None;
         self.delete_sent(work, epoch)?;
         Ok(if work.leaving.is_empty() { Duration::ZERO } else { SOON })
     }
@@ -243,7 +244,7 @@ impl Exchange {
         }
         let Undelivered { mut late, mut lost, why } = lacking;
         if is_over {
-            let since = *work.late.get_or_insert_with(Instant::now);
+            let since = *work.waits_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.inputs.options.patience {
                 lost.append(&mut late);
             }
@@ -251,7 +252,7 @@ impl Exchange {
         self.fetch_from_origin(&lost)?;
         work.open.retain(|&step| !self.has(work.steps[step].receives));
         let lacks = work.open.range(..work.due).next().is_some();
-        if let (true, Some(since), Some((rank, why))) = (lacks, work.late, why)
+        if let (true, Some(since), Some((rank, why))) = (lacks, work.waits_since, why)
             && since.elapsed() >= self.inputs.options.deadline
         {
             let count = work.open.len();
@@ -308,7 +309,7 @@ impl Exchange {
         })?;
         let peer = self.suppliers.entry(Some(rank)).or_default();
         match failed {
-            None => peer.set_back(reader),
+            None => peer.put_back(reader),
             Some((ids, why)) => {
                 peer.set_away(RECONNECT);
                 self.out_of_reach(rank, &ids, why, lacking);
@@ -360,7 +361,7 @@ impl Exchange {
         if failed {
             origin.set_away(ORIGIN_LIMIT)
         } else {
-            origin.set_back(reader)
+            origin.put_back(reader)
         }
         Ok(())
     }
@@ -369,7 +370,8 @@ impl Exchange {
     /// deletes the samples of that rank, too: it could read them from the data set.
     fn delete_sent(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
         let ranks: Vec<u32> = work.leaving.keys().copied().collect();
-        // The loader may be one epoch ahead; beyond that it needs samples that have not been exchanged.
+        // In the next epoch, the loader reads the samples that this exchange has fetched. For the epoch after that it
+        // needs another exchange, which begins only once this one has ended.
         let is_waiting = epoch.0 > work.epoch.0 + 1;
         for rank in ranks {
             let (progress, why) = match self.progress_of(rank) {
@@ -380,18 +382,18 @@ impl Exchange {
             };
             let has = |step: usize| progress > Progress { epoch: work.epoch, steps: step as u64 };
             let steps = work.leaving.remove(&rank).unwrap_or_default();
-            let (gone, stays): (Vec<_>, Vec<_>) = steps.into_iter().partition(|&step| has(step));
-            for step in gone {
+            let (received, rest): (Vec<_>, Vec<_>) = steps.into_iter().partition(|&step| has(step));
+            for step in received {
                 self.delete(work.steps[step].sends)?;
-                work.has_left = true;
+                work.has_deleted = true;
                 add(&self.inputs.shared.counters.deleted, 1);
             }
-            if stays.is_empty() {
+            if rest.is_empty() {
                 continue;
             }
-            work.leaving.insert(rank, stays);
+            work.leaving.insert(rank, rest);
             let now = Instant::now();
-            let (latest, since) = work.slow.entry(rank).or_insert((progress, now));
+            let (latest, since) = work.last_progress.entry(rank).or_insert((progress, now));
             if progress > *latest || !is_waiting {
                 (*latest, *since) = (progress, now);
             }
@@ -427,11 +429,11 @@ impl Exchange {
     /// Reads the progress of `rank` from its store.
     fn progress_of(&mut self, rank: u32) -> Result<Progress, String> {
         let mut reader = self.reader_of(Some(rank))?;
-        // A peer that reads the first page of a store gets the progress of its rank: see `media.rs`.
+        // A peer that reads the first page of a store gets the progress of its rank: see `pair.rs` (`send_progress`).
         let read = reader.read_page(0, 0);
         let peer = self.suppliers.entry(Some(rank)).or_default();
         if read.is_ok() {
-            peer.set_back(reader)
+            peer.put_back(reader)
         } else {
             peer.set_away(RECONNECT)
         }
@@ -464,7 +466,7 @@ impl Exchange {
         })
     }
 
-    /// Verifies those of `ids` that an earlier run has left in the store, and deletes all other pages.
+    /// Verifies those of `ids` that the store has from an earlier run, and deletes all other pages.
     fn check_found(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.inputs.shared);
         if !shared.media.storage.was_used {
@@ -567,7 +569,7 @@ impl Exchange {
         })
     }
 
-    /// Deletes samples that an interrupted or earlier epoch has left, unless some rank may still need them.
+    /// Deletes the samples of an interrupted or earlier epoch that no rank needs any more.
     fn keep_only(&mut self, share: &[SampleId], before: &Work, next: &Work) -> Result<()> {
         let leaving = before.leaving.values().flatten().map(|&step| before.steps[step].sends);
         let received = next.steps.iter().map(|step| step.receives);
@@ -698,8 +700,9 @@ impl Work {
 
     /// No exchange.
     fn none(epoch: Epoch) -> Work {
-        let (steps, open, leaving, slow) = Default::default();
-        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, slow }
+        let (steps, open, leaving, last_progress, waits_since) = Default::default();
+        let has_deleted = false;
+        Work { epoch, steps, open, due: 0, leaving, has_deleted, waits_since, last_progress }
     }
 
     /// Removes the steps whose samples are already in the store, and publishes the progress.
@@ -722,7 +725,7 @@ impl Work {
         *progress = now.max(*progress);
     }
 
-    /// Returns whether the loader has passed the epoch, and all samples have arrived and left.
+    /// Returns whether the loader has passed the epoch, all samples have arrived, and all that leave have been deleted.
     fn has_ended(&self, position: Epoch) -> bool {
         position > self.epoch && self.open.is_empty() && self.leaving.is_empty()
     }
@@ -748,7 +751,7 @@ const GONE: Progress = Progress { epoch: Epoch(u64::MAX), steps: 0 };
 /// Pause of the thread if no work is due; a delivered batch wakes it.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// Pause before the thread asks again for missing samples.
+/// Pause before missing samples are asked for again, and the progress of ranks that have not received theirs.
 const SOON: Duration = Duration::from_millis(5);
 
 /// Pause before a rank that could not be reached is asked again.
