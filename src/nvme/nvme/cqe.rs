@@ -78,7 +78,8 @@ pub struct Status {
 /// Class of a failed command: the host's possible reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RetryClass {
-    /// The path failed: try another path, or this one after reconnecting.
+    /// Another path may succeed: this one failed, or the medium behind this controller did. Only SCT 3 and
+    /// [`Status::ABORTED_SQ_DELETED`] mean that the command was not executed, so that a write may be sent again.
     Path,
     /// Retry on the same path after a delay.
     Retry,
@@ -87,7 +88,7 @@ pub enum RetryClass {
     /// The blocks hold no data here: a host with access to other copies reads one of them, even if DNR is
     /// set.
     Elsewhere,
-    /// The same command will fail again.
+    /// The host has nothing to try; a caller that aborted the command itself may send it again.
     Final,
 }
 
@@ -199,13 +200,19 @@ impl Status {
         self.sct == other.sct && self.sc == other.sc
     }
 
+    /// Returns whether the path failed, not the medium, so that the command was not executed.
+    #[doc(hidden)]
+    pub const fn is_path_related(self) -> bool {
+        self.sct == SCT_PATH || self.is(Status::ABORTED_SQ_DELETED)
+    }
+
     /// The name of the code, if it is defined here.
     pub fn name(self) -> Option<&'static str> {
         self.facts().map(|(name, _)| name)
     }
 
-    /// The class of the failure. With DNR, every class but `Elsewhere` becomes `Final`. An unknown path-related
-    /// code (SCT 3) is `Path`, any other unknown code `Final`.
+    /// The class of the failure; for a success it means nothing. With DNR, every class but `Elsewhere` becomes
+    /// `Final`. An unknown path-related code (SCT 3) is `Path`, any other unknown code `Final`.
     pub fn retry_class(self) -> RetryClass {
         match self.facts() {
             Some((_, RetryClass::Elsewhere)) => RetryClass::Elsewhere,

@@ -317,13 +317,13 @@ impl Backlog {
         if attempt.tries >= max_tries(status, attempt.io.op) {
             return self.completion(attempt, Err(IoError::Status(status)));
         }
-        if is_path_related(status) {
+        if status.is_path_related() {
             let message = format!("the controller answered {status}");
             shared.avoid_path(session, Failure::new(ErrorKind::Disconnected, message));
         }
         shared.retried.fetch_add(1, Ordering::Relaxed);
         let attempt = Attempt { tries: attempt.tries + 1, ..attempt };
-        if is_path_related(status) && shared.live() != 0 && shared.live() != session.number {
+        if status.is_path_related() && shared.live() != 0 && shared.live() != session.number {
             self.waiting.push_back(attempt); // another path takes it at once
         } else {
             self.delayed.push_back((now + RETRY_DELAY, attempt));
@@ -394,16 +394,10 @@ fn is_corrupt(io: &Io, namespace: &Namespace, corrupt: &mut Vec<Range<u64>>) -> 
 fn max_tries(status: Status, op: IoOp) -> u8 {
     match status.retry_class() {
         // The controller says that it did nothing, so a write may be sent again.
-        RetryClass::Path if is_path_related(status) => MAX_TRIES,
+        RetryClass::Path if status.is_path_related() => MAX_TRIES,
         RetryClass::Retry if op == IoOp::Read => MAX_RETRIES_IN_PLACE,
         _ => 0,
     }
-}
-
-/// Returns whether the path failed, not the medium.
-fn is_path_related(status: Status) -> bool {
-    const SCT_PATH: u8 = 3;
-    status.sct == SCT_PATH || status.is(Status::ABORTED_SQ_DELETED)
 }
 
 /// The most retries of an I/O after a lost connection or a path error. There is a limit, because a read may
