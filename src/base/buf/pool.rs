@@ -27,8 +27,8 @@ use crate::units::ALIGN_BYTES;
 /// A pool's use of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// For pools of 1 MiB or more: a driver's memory ([`super::use_pages_of`]), otherwise reserved huge
-    /// pages, otherwise transparent ones. Otherwise 4 KiB pages.
+    /// For pools of 1 MiB or more the first that is available of: a driver's memory ([`super::use_pages_of`]),
+    /// reserved huge pages, transparent huge pages, 4 KiB pages. For smaller pools 4 KiB pages.
     #[default]
     Auto,
     /// 4 KiB pages.
@@ -127,8 +127,8 @@ impl Pool {
     }
 
     /// Registers the pool's memory with a driver, and from now on also that of [`Pool::outside`], until it is unmapped.
-    /// At most once for each pool, before it is used. Allocates all pages now. Forked children do not get the
-    /// memory, unless it is a driver's: reading one of its buffers ends them.
+    /// At most once for each pool, before it is used. Allocates all pages now. In forked children the memory is not
+    /// mapped, so reading a buffer of it kills the child; only memory of a driver ([`Pool::of_source`]) stays mapped.
     ///
     /// # Errors
     /// The driver's refusal; the pool then works without it.
@@ -163,14 +163,14 @@ impl Pool {
 
     /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for I/O that
     /// does not fit the pool. From 2 MiB on, and for a registered pool at any length, such buffers reuse the memory of
-    /// dropped ones. That memory is unmapped at the latest with the pool.
+    /// dropped ones. That memory is unmapped at the latest with the pool and the last such buffer.
     ///
     /// # Errors
     /// `OutOfMemory`: the operating system has no memory.
     #[doc(hidden)]
     pub fn outside(&self, len: usize) -> Result<IoBuf> {
-        let is_spare = len >= HUGE_LEN || len > 0 && self.registered_bytes() > 0;
-        let spare = if is_spare { Allocation::of_spares(&self.0.spares, len) } else { None };
+        let reuses = len >= HUGE_LEN || len > 0 && self.registered_bytes() > 0;
+        let spare = if reuses { Allocation::of_spares(&self.0.spares, len) } else { None };
         let Some((allocation, start)) = spare else {
             return IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN);
         };
