@@ -2,8 +2,8 @@
 //! values in a [`Labels`] too.
 //!
 //! The values of typed columns have the same bytes in memory as in the snapshot's section. The section begins with the
-//! number of columns. For each column follow its name, the number of its type, the bytes per value and, for type str,
-//! the number of distinct strings and the strings, ascending. Next come the [types of the
+//! number of columns. For each column follow its name, the number of its type, the bytes per value and, for type str
+//! ([`ColumnType::Text`]), the number of distinct strings and the strings, ascending. Next come the [types of the
 //! fields](crate::format::field_type), if any field has a type. The values of each column follow, by id, from a
 //! multiple of 8 bytes. Numbers are LEB128; strings have a length prefix.
 //!
@@ -83,7 +83,8 @@ impl Column {
         }
     }
 
-    /// The values by id, little-endian: see the table at the top of this file.
+    /// The values by id, little-endian, of [`Column::width_bytes`] each: floats; or integers in two's complement, for
+    /// ints, bools as 0 or 1, and indexes of strings. NaN or the smallest integer means no value.
     pub fn as_bytes(&self) -> &[u8] {
         self.values.as_bytes()
     }
@@ -139,7 +140,7 @@ fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>)
     new.iter().for_each(|number| range.take(*number));
     let count = num_base + new.len() as u64;
     let ints = Labels::extended(base, num_base, new.into_iter(), range);
-    ints.unwrap_or_else(|| Labels::absent(count))
+    ints.unwrap_or_else(|| Labels::none(count))
 }
 
 /// A column of floats of `N` bytes in which the first `num_base` ids have the values of `base`.
@@ -276,15 +277,15 @@ impl TypedColumns {
             let start = at.next_multiple_of(ALIGN);
             enough(WHAT, (start as u64).saturating_add(len), bytes.len())?;
             at = start + len as usize;
-            let bytes = bytes.slice(start..at).expect("they are there");
+            let stored = bytes.slice(start..at).expect("they are there");
             let Some(kind) = kind else { continue };
             let values = match kind {
                 ColumnType::Float | ColumnType::Float32 => {
                     let expected = if kind == ColumnType::Float { 8 } else { 4 };
                     equal("bytes of a value of a typed column", expected, width)?;
-                    Labels::of_width(bytes, width as usize)
+                    Labels::of_width(stored, width as usize)
                 }
-                _ => Labels::from_bytes(bytes, width, num_samples)?,
+                _ => Labels::from_bytes(stored, width, num_samples)?,
             };
             let spec = ColumnSpec { name, kind };
             columns.push(Column { spec, values, texts: texts.into() });
@@ -339,7 +340,7 @@ impl Labels {
     }
 
     /// The column of `count` samples that have no label.
-    pub(crate) fn absent(count: u64) -> Labels {
+    pub(crate) fn none(count: u64) -> Labels {
         Labels { bytes: vec![absent(1) as u8; count as usize].into(), width: 1 }
     }
 
