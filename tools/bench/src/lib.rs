@@ -1,9 +1,11 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `request.rs` parses the request. `run.rs` runs each clone of each job in a thread: `samples.rs` for a job that reads
-//! a data set, or else the loop of `worker.rs` over a queue pair of `engine.rs`. `positions.rs` chooses the blocks,
-//! `content.rs` generates and verifies their bytes, `rates.rs` delays them, `stats.rs` counts, `output/` prints. The
-//! result goes to standard output or to the file of `--output`, messages go to standard error.
+//! `request.rs` parses the request: the sections of `job_file.rs` and the command line become jobs (`job.rs`), whose
+//! values `values.rs` parses. `run.rs` runs each clone of each job in a thread: `samples.rs` for a job that reads a
+//! data set, or else the loop of `worker.rs` over a queue pair of `engine.rs`. `positions.rs` chooses the blocks, and
+//! `content.rs` generates and verifies their bytes, both from the numbers of `random.rs`. `rates.rs` limits the rates
+//! of a job, `stats.rs` counts, and `output/` prints. The result goes to standard output or to the file of `--output`,
+//! messages go to standard error.
 //!
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
@@ -61,7 +63,7 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
 }
 
 /// Parses the job file `text`; returns the jobs as text, checked as far as possible without their targets.
-/// `env` looks up `${NAME}`.
+/// `env` looks up `${NAME}`. For the fuzz target of job files.
 ///
 /// # Errors
 /// A sentence for the user, which names the line unless the file as a whole is wrong.
