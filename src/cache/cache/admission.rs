@@ -51,7 +51,7 @@ impl TierShared {
     pub(super) fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
         let claimed = self.copies.claim(unit, pages);
         if !claimed.is_empty() {
-            self.tell(Message::Expect(unit, claimed));
+            self.tell(Message::Expect { unit, pages: claimed });
         }
         claimed
     }
@@ -62,7 +62,7 @@ impl TierShared {
             return;
         }
         self.copies.release(unit, pages);
-        self.tell(Message::Gone(unit, pages));
+        self.tell(Message::Gone { unit, pages });
     }
 
     /// Passes the contiguous pages `run`, whose data are `bytes`, to the copier of this process or of the owner.

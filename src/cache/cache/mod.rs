@@ -462,7 +462,7 @@ impl TierShared {
             return link.send(message);
         }
         match message {
-            Message::Corrupt(unit, pages) => self.send(CopyJob::Corrupt(unit, pages)),
+            Message::Corrupt { unit, pages } => self.send(CopyJob::Corrupt(unit, pages)),
             Message::Piece { unit, pages, bytes } => {
                 self.send(CopyJob::Piece { unit, pages, bytes })
             }

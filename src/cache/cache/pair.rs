@@ -686,7 +686,7 @@ impl TieredPair {
             if !removed.is_empty() {
                 shared.counters.count(location.tier, |of| &of.damaged);
                 if shared.has_copier() {
-                    shared.tell(Message::Corrupt(unit, removed));
+                    shared.tell(Message::Corrupt { unit, pages: removed });
                 }
             }
         }

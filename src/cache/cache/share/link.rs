@@ -24,7 +24,7 @@ use dlfs_base::process::NotInherited;
 use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_order::tier::{PAGE_BYTES, PageSet, Units};
 
-/// A message to the owner.
+/// A [`Frame`] to be sent, which owns its bytes of pages.
 pub(in crate::cache) type Message = Frame<IoBuf>;
 
 /// A connection to the owner of the tiers, with two threads: one sends messages, one waits for the owner's
@@ -161,9 +161,9 @@ impl Sending {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::cache) enum Frame<B> {
     /// The copies of these pages were corrupt or unreadable; they are no longer published.
-    Corrupt(u32, PageSet),
+    Corrupt { unit: u32, pages: PageSet },
     /// The process has claimed these pages, and reads them from the origin.
-    Expect(u32, PageSet),
+    Expect { unit: u32, pages: PageSet },
     /// The bytes of contiguous pages that were announced by `Expect`.
     Piece {
         unit: u32,
@@ -172,7 +172,7 @@ pub(in crate::cache) enum Frame<B> {
         bytes: B,
     },
     /// Announced pages will not arrive; they are no longer claimed.
-    Gone(u32, PageSet),
+    Gone { unit: u32, pages: PageSet },
     /// The process's plan of the pages to keep. The owner assigns the tiers.
     Plan(Arc<TierPlan>),
     /// The chunks that the process holds for other nodes.
@@ -199,24 +199,24 @@ impl<B: Deref<Target = [u8]>> Frame<B> {
     }
 
     /// Returns whether the message fits the data set.
-    fn is_right(&self, units: &Units) -> bool {
+    fn fits(&self, units: &Units) -> bool {
         let is_within = |unit: u32, pages: PageSet| {
             unit < units.len()
                 && !pages.is_empty()
                 && pages.without(units.get(unit).all()).is_empty()
         };
         match self {
-            Frame::Corrupt(unit, pages) | Frame::Expect(unit, pages) | Frame::Gone(unit, pages) => {
-                is_within(*unit, *pages)
-            }
+            Frame::Corrupt { unit, pages }
+            | Frame::Expect { unit, pages }
+            | Frame::Gone { unit, pages } => is_within(*unit, *pages),
             Frame::Piece { unit, pages, bytes } => {
-                let is_one = pages.runs().count() == 1;
+                let is_contiguous = pages.runs().count() == 1;
                 is_within(*unit, *pages)
-                    && is_one
+                    && is_contiguous
                     && bytes.len() as u64 == u64::from(pages.len()) * PAGE_BYTES
             }
             Frame::Plan(plan) => {
-                // Without portions of their own, units are the portions.
+                // A plan has the number of reads of each portion. At most one portion begins in each page.
                 let num_portions = plan.reads.len();
                 plan.copies.len() <= num_portions
                     && num_portions as u64 <= units.num_pages()
@@ -243,7 +243,8 @@ pub(super) fn parse<'a>(bytes: &'a [u8], units: &Units) -> Result<Parsed<'a>, Ma
     let Some((lens, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let (lens, _) = lens.as_chunks::<8>();
     let [text_len, data_len] = [lens[0], lens[1]].map(u64::from_le_bytes);
-    if text_len > SPARE_BYTES + units.num_pages() * PORTION_BYTES || data_len > MOST_DATA_BYTES {
+    let max_json_bytes = MAX_OTHER_JSON_BYTES + units.num_pages() * MAX_JSON_BYTES_PER_PAGE;
+    if text_len > max_json_bytes || data_len > MAX_DATA_BYTES {
         return Err(Malformed);
     }
     let Some(rest) = rest.get(..(text_len + data_len) as usize) else { return Ok(None) };
@@ -252,8 +253,8 @@ pub(super) fn parse<'a>(bytes: &'a [u8], units: &Units) -> Result<Parsed<'a>, Ma
     if let Frame::Piece { bytes, .. } = &mut frame {
         *bytes = data;
     }
-    let is_right = frame.data().len() == data.len() && frame.is_right(units);
-    if is_right { Ok(Some((frame, HEAD_BYTES + rest.len()))) } else { Err(Malformed) }
+    let fits = frame.data().len() == data.len() && frame.fits(units);
+    if fits { Ok(Some((frame, HEAD_BYTES + rest.len()))) } else { Err(Malformed) }
 }
 
 /// Timeout for an owner to receive the last data.
@@ -267,11 +268,11 @@ const WATCHER: &str = "dlfs-tiers-watch";
 pub(super) const HEAD_BYTES: usize = 16;
 
 /// Limit of the bytes of pages: those of a unit.
-const MOST_DATA_BYTES: u64 = 64 * PAGE_BYTES;
+const MAX_DATA_BYTES: u64 = 64 * PAGE_BYTES;
 
 /// Limits of the JSON of a message: for each page of the data set, and for all else.
-const PORTION_BYTES: u64 = 128;
-const SPARE_BYTES: u64 = 4096;
+const MAX_JSON_BYTES_PER_PAGE: u64 = 128;
+const MAX_OTHER_JSON_BYTES: u64 = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -314,9 +315,9 @@ mod tests {
         let data = vec![7; 8192];
         let pages = PageSet(0b1100);
         check(Frame::Piece { unit: 1, pages, bytes: &data[..] });
-        check(Frame::Corrupt(0, PageSet(1)));
-        check(Frame::Expect(1, pages));
-        check(Frame::Gone(1, pages));
+        check(Frame::Corrupt { unit: 0, pages: PageSet(1) });
+        check(Frame::Expect { unit: 1, pages });
+        check(Frame::Gone { unit: 1, pages });
         check(plan(&[1, 0], &[7, 65_535]));
         check(hold([(0..1, 2, false), (1..2, 16, true)]));
     }
@@ -326,9 +327,9 @@ mod tests {
         let data = vec![7; 8192];
         let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &data[..] };
         let wrong = [
-            Frame::Expect(2, PageSet(1)),
-            Frame::Expect(0, PageSet(0b100)),
-            Frame::Gone(1, PageSet::NONE),
+            Frame::Expect { unit: 2, pages: PageSet(1) },
+            Frame::Expect { unit: 0, pages: PageSet(0b100) },
+            Frame::Gone { unit: 1, pages: PageSet::NONE },
             piece(0, 0b110),
             piece(1, 0b101),
             piece(1, 0b111),
@@ -365,7 +366,7 @@ mod tests {
             let units_of = format!("{{\"start\":{a},\"end\":{b}}}");
             let chunk = format!("{{\"units\":{units_of},\"pages\":{c},\"is_held\":true}}");
             for text in [
-                format!("{{\"Expect\":[{a},{b}]}}"),
+                format!("{{\"Expect\":{{\"unit\":{a},\"pages\":{b}}}}}"),
                 format!("{{\"Piece\":{{\"unit\":{a},\"pages\":{f}}}}}"),
                 format!("{{\"Plan\":{plan}}}"),
                 format!("{{\"Hold\":{{\"chunks\":{{\"chunks\":[{chunk}]}},\"fills\":true}}}}"),

@@ -254,7 +254,7 @@ pub(super) fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the first message, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 8;
+pub(in crate::cache) const PROTOCOL: u32 = 9;
 
 /// Limit of the first message's length.
 const MAX_HELLO_BYTES: usize = 64 << 10;

@@ -225,8 +225,8 @@ impl Attached {
     /// Handles a valid message.
     fn handle(&mut self, frame: Frame<&[u8]>, shared: &TierShared) {
         match frame {
-            Frame::Corrupt(unit, pages) => shared.send(CopyJob::Corrupt(unit, pages)),
-            Frame::Expect(unit, pages) => {
+            Frame::Corrupt { unit, pages } => shared.send(CopyJob::Corrupt(unit, pages)),
+            Frame::Expect { unit, pages } => {
                 let wanted = shared.wants(unit, pages);
                 // Releases pages that find no room, so that nobody waits for them.
                 shared.copies.release(unit, pages.without(wanted));
@@ -244,7 +244,7 @@ impl Attached {
                     shared.pass(unit, run, &bytes[begin..begin + len]);
                 }
             }
-            Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
+            Frame::Gone { unit, pages } => _ = self.take_expected(unit, pages),
             Frame::Plan(plan) => shared.add_plan(self.number, plan),
             Frame::Hold(held) => shared.add_held(self.number, held),
         }
