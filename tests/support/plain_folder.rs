@@ -7,7 +7,7 @@ use std::process::Command;
 
 use dlfs::address::Address;
 use dlfs::import::sources::SourceKind;
-use dlfs::import::{ImportOptions, import};
+use dlfs::import::{ImportOptions, NewSample, Writer, WriterOptions, import};
 use dlfs::qpair::ConnectOptions;
 
 /// `plain`, with files of all kinds of lengths and depths and the modes of a file system that is mounted
@@ -66,6 +66,21 @@ impl PlainFolder {
     pub fn path(&self, name: &str) -> PathBuf {
         self.temp.path().join(name)
     }
+}
+
+/// Writes an image of three samples with two fields each, and returns its address.
+pub fn image_of_fields(path: &Path) -> Address {
+    let image = Address::from_path(path);
+    let fields = vec![b"jpg".to_vec(), b"txt".to_vec()];
+    let options = WriterOptions { fields, ..WriterOptions::default() };
+    let mut writer =
+        Writer::create(std::slice::from_ref(&image), options, &ConnectOptions::default()).unwrap();
+    for _ in 0..3 {
+        let fields = [Some(&b"pixels"[..]), Some(&b"words"[..])];
+        writer.write(&NewSample { fields: &fields, ..NewSample::default() }).unwrap();
+    }
+    writer.finish().unwrap();
+    image
 }
 
 /// The script of calls, from a tool's folder.

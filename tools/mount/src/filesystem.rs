@@ -273,7 +273,7 @@ impl fuser::Filesystem for Filesystem {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let files = self.files.tree().directory().num_live();
+        let files = self.files.tree().num_files();
         let blocks = self.len_bytes.div_ceil(STATFS_BLOCK_BYTES.into());
         let name_len = MAX_COMPONENT_BYTES as u32;
         reply.statfs(blocks, 0, 0, files, 0, BLOCK_BYTES, name_len, STATFS_BLOCK_BYTES);

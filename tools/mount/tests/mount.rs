@@ -23,7 +23,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
 use dlfs_mount::{Mounted, mount};
-use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, python};
+use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, image_of_fields, python};
 
 /// A plain folder, an image of it, and a place to mount it on.
 struct Source {
@@ -323,6 +323,16 @@ fn attributes_beside_those_of_posix_say_what_the_directory_knows() {
         let ahead = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
         assert_eq!(ahead.unwrap().trim(), "4096", "root reads further ahead than by default");
     }
+    mounted.unmount().unwrap();
+}
+
+#[test]
+fn a_mount_counts_a_file_for_each_field_of_its_samples() {
+    let source = Source::new();
+    let image = image_of_fields(&source.path("fields.dlfs"));
+    let Some(mounted) = source.mounted_from(&image, &Options::default()) else { return };
+    let found = rustix::fs::statvfs(source.path("shown")).unwrap();
+    assert_eq!(found.f_files, 6);
     mounted.unmount().unwrap();
 }
 

@@ -1,4 +1,8 @@
-//! Attributes of paths and descriptors, in the C library's structs.
+//! Attributes of paths and descriptors, in the C library's structs: `stat` and its forms, `statfs`, `access`, and
+//! extended attributes.
+//!
+//! Each call finds its [`Subject`]; without one, the C library's function answers. `stat` and
+//! `statx` are filled from a [`NodeStat`].
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
@@ -44,15 +48,15 @@ impl Subject {
         }
     }
 
-    /// Answers the call: gets the attributes by `read`, and writes them for the caller by `put`.
+    /// Answers the call: gets the attributes by `read`, and passes them to `write`, which writes the caller's struct.
     fn answer<T>(
         &self,
         read: impl FnOnce(&Mount, &Opened, Node) -> Result<T, c_int>,
-        put: impl FnOnce(T),
+        write: impl FnOnce(T),
     ) -> c_int {
         returned(inside::run(|| {
             let (mount, opened, node) = self.node()?;
-            put(read(mount, opened, node)?);
+            write(read(mount, opened, node)?);
             Ok(0)
         }))
     }
@@ -110,13 +114,13 @@ answers! {
     fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int,
         Subject::of_descriptor(fd), found => found.answer(statvfs_of, |stat| out.write(stat));
     getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
-        at(path), found => put(found.xattr(CStr::from_ptr(name)), out, len);
+        at(path), found => copy_out(found.xattr(CStr::from_ptr(name)), out, len);
     fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
-        Subject::of_descriptor(fd), found => put(found.xattr(CStr::from_ptr(name)), out, len);
+        Subject::of_descriptor(fd), found => copy_out(found.xattr(CStr::from_ptr(name)), out, len);
     listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t,
-        at(path), found => put(found.xattr_names(), out.cast(), len);
+        at(path), found => copy_out(found.xattr_names(), out.cast(), len);
     flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t,
-        Subject::of_descriptor(fd), found => put(found.xattr_names(), out.cast(), len);
+        Subject::of_descriptor(fd), found => copy_out(found.xattr_names(), out.cast(), len);
 }
 
 /// The subject of a path that, if it is relative, starts at the working directory.
@@ -128,11 +132,12 @@ unsafe fn at(path: Text) -> Option<Subject> {
     Subject::of(AT_FDCWD, unsafe { text(path) }, 0)
 }
 
-/// Copies bytes to the caller; with a length of 0, only returns their number.
+/// Copies bytes to the caller, and returns their number; with a length of 0, only returns it. As `getxattr(2)`, fails
+/// with ERANGE if there are more than `len` bytes; nothing is copied then.
 ///
 /// # Safety
 /// `out` has `len` bytes.
-unsafe fn put(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> ssize_t {
+unsafe fn copy_out(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> ssize_t {
     returned(bytes.and_then(|bytes| {
         if len != 0 {
             let enough = bytes.len() <= len;
@@ -238,7 +243,7 @@ fn statvfs_of(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statvfs, 
     stat.f_bsize = BLOCK_BYTES.into();
     stat.f_frsize = 4096;
     stat.f_blocks = opened.len_bytes.div_ceil(4096);
-    stat.f_files = opened.files.tree().directory().num_live();
+    stat.f_files = opened.files.tree().num_files();
     stat.f_fsid = device(mount);
     stat.f_flag = libc::ST_RDONLY | libc::ST_NOSUID;
     stat.f_namemax = dlfs::posix::MAX_COMPONENT_BYTES as u64;
