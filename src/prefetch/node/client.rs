@@ -18,7 +18,7 @@ use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId};
 
 use super::link::{Link, Received};
-use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner, unknown};
+use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner, malformed};
 use super::owner::NodeOwner;
 use super::puller::Origin;
 use super::{reading, seat, socket_name};
@@ -177,7 +177,7 @@ impl NodeClient {
                     return Err(Error::new(kind, text));
                 }
                 ToClient::End { .. } | ToClient::Holders(_) | ToClient::Failed { .. } => {}
-                ToClient::Welcome { .. } => return Err(unknown()),
+                ToClient::Welcome { .. } => return Err(malformed()),
             }
         }
     }
@@ -298,7 +298,7 @@ impl NodeClient {
         head: &BatchHead,
         samples: &[SamplePlace],
     ) -> Result<bool> {
-        let Some(link) = &self.link else { return Err(unknown()) };
+        let Some(link) = &self.link else { return Err(malformed()) };
         let loan = link.loan(head.entry); // from here on, dropping it releases the entry
         link.push(ToOwner::Took { turn: head.turn });
         let after = (Epoch(head.after.0), head.after.1);
@@ -458,7 +458,7 @@ impl BatchBuilder {
     fn end_run(&mut self, batch: &mut Batch) -> Result<()> {
         if let Some(WindowRun { buf, start, end }) = self.run.take() {
             let part = self.loan.part(start as usize, (end - start) as usize);
-            batch.set_buf(buf, part.ok_or_else(unknown)?);
+            batch.set_buf(buf, part.ok_or_else(malformed)?);
         }
         Ok(())
     }
@@ -476,7 +476,7 @@ fn copied(location: &SealedLocation, samples: &[SamplePlace]) -> Result<SharedBu
     for sample in loose {
         let from = (sample.offset & !LOOSE) as usize;
         let bytes = from.checked_add(sample.len as usize).and_then(|to| found.get(from..to));
-        let bytes = bytes.ok_or_else(unknown)?;
+        let bytes = bytes.ok_or_else(malformed)?;
         let (place, behind) = rest.split_at_mut(bytes.len());
         place.copy_from_slice(bytes);
         rest = behind;

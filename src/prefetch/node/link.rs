@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::prefetch::window::warn_of_refusal;
 use crate::process::{NotInherited, process_id, receive_files};
 
-use super::messages::{PROTOCOL, ToClient, ToOwner, frame, unknown};
+use super::messages::{PROTOCOL, ToClient, ToOwner, frame, malformed};
 
 /// The connection of a client that has a seat.
 pub(super) struct Link {
@@ -65,11 +65,11 @@ impl Link {
         stream.set_read_timeout(Some(ANSWER_WAIT))?;
         let own = NotInherited::close(stream.as_fd());
         let outbox = Arc::new(Outbox { queue: Mutex::default(), _own: own, stream });
-        outbox.push(ToOwner::Hello { protocol: PROTOCOL, seat: seat.into() });
+        outbox.push(ToOwner::Hello { protocol: PROTOCOL, seat });
         let mut inbox = Vec::new();
         let mut files = Vec::new();
         let (message, len) = loop {
-            if let Some(found) = ToClient::parse(&inbox).map_err(|_| unknown())? {
+            if let Some(found) = ToClient::parse(&inbox).map_err(|_| malformed())? {
                 break found;
             }
             let mut room = [0; 4096];
@@ -87,10 +87,10 @@ impl Link {
         let window_len = match message {
             ToClient::Welcome { protocol: PROTOCOL, window_len } => window_len,
             ToClient::Failed { kind, text, .. } => return Err(refused(kind, text)),
-            _ => return Err(unknown()),
+            _ => return Err(malformed()),
         };
         let (Some(file), Ok(len_of_window)) = (files.pop(), usize::try_from(window_len)) else {
-            return Err(unknown());
+            return Err(malformed());
         };
         let window = SharedBytes::open(file, len_of_window, HugePages::Auto)?;
         window.keep_from_children(); // the owner reuses memory that this process has released, whatever children do
@@ -142,7 +142,7 @@ impl Link {
     pub(super) fn receive(&mut self, until: Instant) -> Result<Received> {
         loop {
             if let Some((message, len)) =
-                ToClient::parse(&self.inbox[self.handled..]).map_err(|_| unknown())?
+                ToClient::parse(&self.inbox[self.handled..]).map_err(|_| malformed())?
             {
                 self.handled += len;
                 return Ok(Received::Message(message));

@@ -1,5 +1,8 @@
 //! Messages between the owner of a node's loader and its clients, as bytes. Both sides are on one machine.
 //!
+//! A batch of the node is an *entry*, which has a number; the part of it for one seat is a *share* (`schedule.rs`). The
+//! owner keeps the memory of an entry until each client that had a share of it has released the share.
+//!
 //! | bytes | meaning |
 //! |---|---|
 //! | 0..4 | length of the whole message |
@@ -8,7 +11,7 @@
 //! | then, of a batch | three numbers: of samples, of rows, and of inputs of a row |
 //! | | each sample ([`SamplePlace`]), then each segment of the rows (five numbers) |
 //!
-//! All numbers are in the processor's byte order and have 32 bits, except some of [`SamplePlace`].
+//! All numbers outside the JSON are in the processor's byte order and have 32 bits, except some of [`SamplePlace`].
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -26,17 +29,17 @@ pub(super) type Position = (u64, u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ToOwner {
     /// The first message: asks for a seat.
-    Hello { protocol: u32, seat: u64 },
+    Hello { protocol: u32, seat: u32 },
     /// Asks for the batches from this position on. `turn` numbers the requests of a client: batches that were sent for
     /// an earlier turn are released unread.
     Want { turn: u32, position: Position },
     /// The client has taken a batch of this turn.
     Took { turn: u32 },
-    /// The client has dropped its share of an entry.
+    /// The client has dropped its share of this entry.
     Release { entry: u64 },
     /// Asks why the client gets no batch.
     Why,
-    /// The client takes no more batches. It releases those that it has later.
+    /// The client takes no more batches. It still has some, and releases them later.
     Leave,
 }
 
@@ -52,7 +55,8 @@ pub(super) enum ToClient {
     End { turn: u32 },
     /// Reading failed in this turn, or the owner refuses the client.
     Failed { turn: u32, kind: ErrorKind, text: String },
-    /// The answer to `Why`: the seats that must release entries first.
+    /// The answer to `Why`: the other seats that must take or release a share first. Empty: the client waits for
+    /// something else.
     Holders(Vec<u32>),
 }
 
@@ -166,7 +170,7 @@ pub(super) fn unframe<T: DeserializeOwned>(
 }
 
 /// The error of a client that receives an invalid message.
-pub(super) fn unknown() -> Error {
+pub(super) fn malformed() -> Error {
     let text = "the process that reads for this node sent what no version of dlfs sends";
     Error::new(ErrorKind::Internal, text)
 }

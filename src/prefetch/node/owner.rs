@@ -324,7 +324,7 @@ impl Server {
     }
 
     /// Gives a client its seat and the window, or refuses it.
-    fn welcome(&mut self, at: usize, protocol: u32, seat: u64) {
+    fn welcome(&mut self, at: usize, protocol: u32, seat: u32) {
         let client = &mut self.clients[at];
         let refused = |kind, text: String| ToClient::Failed { turn: 0, kind, text };
         if protocol != PROTOCOL {
@@ -338,7 +338,7 @@ impl Server {
             );
             return client.send(&refused(ErrorKind::Busy, text));
         }
-        client.seat = Some(seat as u32);
+        client.seat = Some(seat);
         if let Err(error) = client.send_window(&self.pool) {
             tracing::warn!(%error, "a rank did not get the window of its node");
             client.is_gone = true;

@@ -124,8 +124,8 @@ impl Schedule {
     }
 
     /// Gives a seat to a client. `false`: there is no such seat, or a client has it.
-    pub(super) fn take_seat(&mut self, seat: u64) -> bool {
-        let seat = usize::try_from(seat).ok().and_then(|seat| self.seats.get_mut(seat));
+    pub(super) fn take_seat(&mut self, seat: u32) -> bool {
+        let seat = self.seats.get_mut(seat as usize);
         let Some(seat) = seat.filter(|seat| !seat.is_taken) else { return false };
         let Seat { queue, read_to, .. } = std::mem::take(seat);
         *seat = Seat { is_taken: true, queue, read_to, ..Seat::default() };
@@ -371,7 +371,7 @@ mod tests {
         }
 
         fn join(&mut self, seat: u32, position: Position) {
-            assert!(self.schedule.take_seat(seat.into()));
+            assert!(self.schedule.take_seat(seat));
             self.schedule.want(seat, 1, position);
         }
 
