@@ -18,7 +18,7 @@ pub(super) fn findings(root: &Path) -> Vec<Finding> {
         engine(),
         huge_pages(root),
         hugetlbfs(&read("proc/mounts")),
-        locked_memory(&read("proc/self/limits")),
+        locked_memory(&read("proc/self/limits"), rustix::process::geteuid().is_root()),
         iommu(root),
         vfio_or_uio(root),
         permissions(root),
@@ -54,7 +54,11 @@ fn hugetlbfs(mounts: &str) -> Finding {
     finding("hugetlbfs", place.is_some(), place.unwrap_or("not mounted".to_owned()), remedy)
 }
 
-fn locked_memory(limits: &str) -> Finding {
+/// Checks the limit of locked memory, which does not hold for root.
+fn locked_memory(limits: &str, is_root: bool) -> Finding {
+    if is_root {
+        return Finding::good("locked memory", "root has no limit".to_owned());
+    }
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let soft = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     let found = soft.map_or("unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
@@ -65,11 +69,11 @@ fn locked_memory(limits: &str) -> Finding {
 
 fn iommu(root: &Path) -> Finding {
     let groups = entries(root, "sys/kernel/iommu_groups").len();
-    let without = root.join("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
-    let without = fs::read_to_string(without).is_ok_and(|text| text.trim() == "Y");
+    let unsafe_mode = root.join("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
+    let works_without = fs::read_to_string(unsafe_mode).is_ok_and(|text| text.trim() == "Y");
     let remedy = "for drives as a user who is not root: switch it on in the firmware and boot with intel_iommu=on or \
                   amd_iommu=on; without one, as root: VFIO's enable_unsafe_noiommu_mode or uio_pci_generic";
-    finding("IOMMU", groups > 0 || without, format!("{groups} groups"), remedy)
+    finding("IOMMU", groups > 0 || works_without, format!("{groups} groups"), remedy)
 }
 
 fn vfio_or_uio(root: &Path) -> Finding {
@@ -153,8 +157,8 @@ pub(super) fn drive_findings(root: &Path, address: &str) -> Vec<Finding> {
             found.push(viable(root, address, &group));
             found.push(permission(root, &group));
         }
-        without => {
-            let what = without.map_or("the drive is behind none", |_| {
+        unusable_group => {
+            let what = unusable_group.map_or("the drive is behind none", |_| {
                 "VFIO works without one, so the drive could write to any memory: dlfs refuses that"
             });
             let remedy = "switch it on in the firmware (VT-d, AMD-Vi), and boot with intel_iommu=on, or amd_iommu=on";
@@ -162,11 +166,7 @@ pub(super) fn drive_findings(root: &Path, address: &str) -> Vec<Finding> {
         }
     }
     let limits = fs::read_to_string(root.join("proc/self/limits")).unwrap_or_default();
-    found.push(if rustix::process::geteuid().is_root() {
-        Finding::good("locked memory", "root has no limit".to_owned())
-    } else {
-        locked_memory(&limits)
-    });
+    found.push(locked_memory(&limits, rustix::process::geteuid().is_root()));
     found
 }
 
@@ -195,7 +195,7 @@ fn viable(root: &Path, address: &str, group: &str) -> Finding {
     let mut others: Vec<String> = members.iter().filter_map(other).collect();
     others.sort();
     let found = if others.is_empty() {
-        format!("all {} devices of group {group} are given away, or have no driver", members.len())
+        format!("all other devices of group {group} are given away, or have no driver")
     } else {
         format!("not viable: group {group} also has {}", others.join(", "))
     };
@@ -248,7 +248,7 @@ pub(super) fn clock(root: &Path) -> Finding {
         found = format!("{found}, governor {governor}");
     }
     let saves = ["powersave", "conservative"].contains(&governor);
-    let is_good = !saves || share.is_none_or(|share| share >= 0.7);
+    let is_good = !saves || share.is_none_or(|share| share >= MIN_CLOCK_SHARE);
     finding("clock", is_good, found, "as root: cpupower frequency-set -g performance")
 }
 
@@ -258,6 +258,8 @@ const NVME_CLASS: &str = "0x010802";
 const MIN_HUGE_PAGES: u64 = 256;
 /// The memory that a few queues and buffers pin, in bytes.
 const MIN_MEMLOCK: u64 = 64 << 20;
+/// The least share of its highest frequency at which a processor is not held down by a governor that saves power.
+const MIN_CLOCK_SHARE: f64 = 0.7;
 /// The folder of PCI devices, below the root.
 const DEVICES: &str = "sys/bus/pci/devices";
 /// Drivers that leave a group viable: the device belongs to VFIO, or does no DMA.
@@ -319,7 +321,16 @@ mod tests {
             assert_eq!(finding.remedy.is_some(), !finding.good, "{finding:?}");
         }
         let good = |check| found.iter().find(|finding| finding.check == check).unwrap().good;
-        assert!(!good("huge pages") && !good("locked memory") && !good("IOMMU") && !good("drives"));
+        assert!(!good("huge pages") && !good("IOMMU") && !good("drives"));
+    }
+
+    #[test]
+    fn the_limit_of_locked_memory_does_not_hold_for_root() {
+        let limits = "Max locked memory         65536   65536   bytes\n";
+        let of_user = locked_memory(limits, false);
+        assert!(!of_user.good && of_user.found == "64 KiB", "{of_user:?}");
+        let of_root = locked_memory(limits, true);
+        assert!(of_root.good && of_root.found == "root has no limit", "{of_root:?}");
     }
 
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -421,6 +432,11 @@ mod tests {
         let others = [("0000:5e:00.1", "snd_hda_intel"), ("0000:5e:00.2", "vfio-pci")];
         let (good, found, _) = of(machine(Some("vfio-pci"), &others).path(), "group");
         assert!(!good && found.ends_with("also has 0000:5e:00.1 (snd_hda_intel)"), "{found}");
+        let (good, found, _) = of(machine(Some("nvme"), &others[1..]).path(), "group");
+        assert!(
+            good && found.starts_with("all other devices of group 7 are given away"),
+            "{found}"
+        );
     }
 
     #[test]
