@@ -50,19 +50,20 @@ pub struct ConnectOptions {
     pub nr_io_queues: u16,
     /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
     pub queue_size: u16,
-    /// Keep Alive Timeout (KATO): a target gives up a host from which it receives nothing for this long. The
-    /// host sends Keep Alive twice as often, and gives up a target that does not answer within `io_timeout`.
-    /// Zero switches it off.
+    /// Keep Alive Timeout (KATO): a target gives up a host from which it receives nothing for this long, or up to twice
+    /// as long. The host sends Keep Alive twice as often, and gives up a target that does not answer within
+    /// `io_timeout`. Zero switches it off.
     pub keep_alive_tmo: Duration,
     /// The time for which the host tries to reconnect before it gives up a lost controller.
     pub ctrl_loss_tmo: Duration,
     /// The longest time without progress of a queue pair with outstanding I/O; over NVMe/TCP with further paths at most
-    /// 1.1 `keep_alive_tmo`. After it, the connection is closed, and the reads are issued again on another connection;
-    /// on PCIe and over vfio-user, the command is aborted.
+    /// 1.1 `keep_alive_tmo`. After it, the connection is closed; the reads are issued again on another connection, and
+    /// the writes and flushes fail, since the target may still apply them. On PCIe and over vfio-user the time counts
+    /// for each command, which is then aborted.
     pub io_timeout: Duration,
     /// The least number of bytes that must arrive within `io_timeout` while no I/O completes. 0: one whole PDU
     /// without data counts as progress, or 64 KiB in either direction. Above 0: for read-only connections to
-    /// data that another source has, too.
+    /// data that another source has, too. `Progress` (`src/nvme/tcp/host/progress.rs`) has the whole rule.
     pub least_progress_bytes: u32,
     /// The timeout of opening, including all paths and steps.
     pub connect_timeout: Duration,
