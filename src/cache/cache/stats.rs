@@ -14,7 +14,7 @@ pub struct CacheStats {
     pub tiers: Vec<TierStats>,
     /// Reads from the origin.
     pub origin: OriginStats,
-    /// The process that owns the tiers, if another process does.
+    /// Process id of the owner of the tiers, if this process is attached to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
     /// Number of attached processes, if this process owns tiers that are shared.
@@ -78,7 +78,8 @@ impl Measured for OriginStats {
 /// Counters of one tier.
 pub type TierStats = TierCounts<u64, f64>;
 
-/// The counters behind [`TierStats`]; times are in nanoseconds.
+/// The counters behind [`TierStats`]. Only events are counted here: `name`, the three `..._bytes` of the quota and its
+/// pages, and `is_off` stay at their defaults; [`CacheStats`] gets them from the tiers.
 type TierCounters = TierCounts<AtomicU64, AtomicU64>;
 
 /// The counters of a tier: values, or atomic counters for several threads. Times are in seconds, or in nanoseconds in
@@ -109,8 +110,8 @@ pub struct TierCounts<T, S> {
     pub fill_s: S,
     /// Units of an earlier run whose copies were verified and reused.
     pub restored: T,
-    /// Units whose copies were evicted: for units that a later plan reads more often, for chunks that this node holds,
-    /// or to give the unit a larger place.
+    /// Evictions of all copies of a unit or of some of its pages: for units that a later plan reads more often, for
+    /// chunks that this node holds, or to give the unit a larger place.
     pub left: T,
     /// Units with corrupt, truncated or unreadable copies, which are not used again.
     pub damaged: T,
@@ -130,7 +131,8 @@ pub struct OriginCounts<T, S> {
     pub bytes: T,
     /// Total time of those reads from submission to completion.
     pub read_s: S,
-    /// Reads, or pieces of reads, served from ahead reads.
+    /// Reads, or pieces of reads, served from ahead reads: longer reads of the origin, which begin once the reads of a
+    /// queue pair follow one another.
     pub ahead: T,
     /// Bytes of these pieces.
     pub ahead_bytes: T,
@@ -211,7 +213,8 @@ impl Counters {
         add(&tier.fill_s, took.as_nanos() as u64);
     }
 
-    /// Adds `by`, possibly negative, to the copier's outstanding work.
+    /// Adds `by`, possibly negative, to the copier's outstanding work: the work is added before it is passed on, and
+    /// removed when it is done.
     pub(super) fn unsettle(&self, by: i64) {
         self.unsettled.fetch_add(by, Ordering::AcqRel);
     }
@@ -221,7 +224,7 @@ impl Counters {
         self.unsettled.load(Ordering::Acquire) <= 0
     }
 
-    /// The counters of a tier; the caller sets the other fields.
+    /// The counters of a tier; the caller sets the fields that [`TierCounters`] does not count.
     pub(super) fn tier(&self, tier: u8) -> TierStats {
         let counters = &self.tiers[usize::from(tier)];
         TierStats {
