@@ -79,25 +79,25 @@ impl Tree {
         leaves.into_tree()
     }
 
-    /// A tree of many entries, whose ids are below `num_samples`, built in passes to bound memory: each pass sorts one
-    /// range of keys, of about `entries_at_once` entries. Every call of `all` must pass the key and the id of each
-    /// entry to its argument.
+    /// A tree of many entries, whose ids are below `num_samples`, at most 2^32; built in passes to bound memory: each
+    /// pass sorts one range of keys, of about `entries_at_once` entries. Every call of `visit_all` must pass the key
+    /// and the id of each entry to its argument.
     ///
     /// # Errors
-    /// The errors of `all`.
+    /// The errors of `visit_all`.
     pub(crate) fn in_passes(
         num_samples: u64,
         entries_at_once: u64,
-        all: impl Fn(&mut dyn FnMut(u32, u32)) -> Result<(), FormatError>,
+        visit_all: impl Fn(&mut dyn FnMut(u32, u32)) -> Result<(), FormatError>,
     ) -> Result<Tree, FormatError> {
         let passes = num_samples.div_ceil(entries_at_once).next_power_of_two();
         let pass_of = |key: u32| ((u64::from(key) * passes) >> 32) as usize;
         let mut counts = vec![0_usize; passes as usize];
-        all(&mut |key, _| counts[pass_of(key)] += 1)?;
+        visit_all(&mut |key, _| counts[pass_of(key)] += 1)?;
         let mut leaves = Leaves::new(counts.iter().sum(), id_width(num_samples));
         for (pass, &count) in counts.iter().enumerate() {
             let mut entries = Vec::with_capacity(count);
-            all(&mut |key, id| {
+            visit_all(&mut |key, id| {
                 if pass_of(key) == pass {
                     entries.push(TreeEntry::new(key, id));
                 }
@@ -203,8 +203,8 @@ impl Tree {
         equal.enumerate().map(move |(index, _)| self.id(start + index))
     }
 
-    /// The index of the first leaf key that is at least `key`; past the last one, or `None`, if there is none. Visits
-    /// one node a level.
+    /// The index of the first leaf key that is at least `key`; if there is none, an index past the last entry, or
+    /// `None`. Visits one node a level.
     #[inline]
     fn lower_bound(&self, key: u32) -> Option<usize> {
         let keys = self.keys.items::<U32>();
