@@ -19,7 +19,7 @@
 //   dlfs_sequence_report                         why a loop waited, as an HTML page
 //   dlfs_sequence_trace                          its newest events, for Perfetto
 //   dlfs_last_error, dlfs_strerror               why a call failed
-//   dlfs_log                                     warnings of the library
+//   dlfs_log                                     messages of the library
 //   dlfs_writer_open, dlfs_write, dlfs_writer_finish      write samples as a new image, or add them to one
 //   dlfs_import_plan, _part, _commit             import files by many processes, or add them to an image
 //   dlfs_write_plan, dlfs_writer_open_part       write one image by many processes
@@ -1560,10 +1560,10 @@ int dlfs_is_resident(const dlfs_seq *seq,
 // DLFS_E_NOT_FOUND: the sequence has no store.
 int dlfs_store_stats(const dlfs_seq *seq, dlfs_store_stats_t *stats);
 
-// Passes the library's warnings to `on_log` from now on, at most a few per second: reconnections,
+// Passes the library's messages to `on_log` from now on, at most a few per second: reconnections,
 // skipped samples, a window that is too small. NULL stops that. By default nothing is written
 // anywhere. Any thread; one function per process. Another thread may still be running the previous
-// function when this returns.
+// function when this returns, so `user` stays valid until the process ends.
 //
 // DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
 int dlfs_log(dlfs_on_log on_log, void *user);

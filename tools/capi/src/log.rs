@@ -1,8 +1,9 @@
-//! The library's warnings, passed to a function of the program.
+//! The library's messages, passed to a function of the program.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use tracing::Level;
 
@@ -22,16 +23,16 @@ pub const DLFS_LOG_INFO: c_int = 3;
 /// time. It must not call the library, and should not wait.
 pub type OnLog = Option<unsafe extern "C" fn(user: *mut c_void, level: c_int, text: *const c_char)>;
 
-/// Passes the library's warnings to `on_log` from now on, at most a few per second: reconnections,
+/// Passes the library's messages to `on_log` from now on, at most a few per second: reconnections,
 /// skipped samples, a window that is too small. NULL stops that. By default nothing is written
 /// anywhere. Any thread; one function per process. Another thread may still be running the previous
-/// function when this returns.
+/// function when this returns, so `user` stays valid until the process ends.
 ///
 /// DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
     guard(|| {
-        if on_log.is_some() && !is_installed() {
+        if on_log.is_some() && !ensure_installed() {
             let text = "the process has another subscriber of messages";
             return Err(Failure::new(DLFS_E_BUSY, text));
         }
@@ -52,20 +53,20 @@ unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
 struct Listener {
     on_log: OnLog,
     user: *mut c_void,
-    /// The previous listener, which is kept: another thread may be about to call it.
+    /// The previous listener. It is never freed, since another thread may be about to call it, and this keeps it
+    /// reachable, so that no leak checker reports it.
     before: *mut Listener,
 }
 
 /// NULL, or a box that is never freed, like all before it. No lock: a fork may happen at any time.
 static LISTENER: AtomicPtr<Listener> = AtomicPtr::new(null_mut());
 
-/// Returns whether the library's messages arrive here; the first call installs the subscriber.
-fn is_installed() -> bool {
-    static INSTALLED: AtomicBool = AtomicBool::new(false);
-    if !INSTALLED.load(Ordering::Acquire) && subscribe(tell) {
-        INSTALLED.store(true, Ordering::Release);
-    }
-    INSTALLED.load(Ordering::Acquire)
+/// Installs the subscriber, unless it is installed. Returns whether the library's messages arrive here.
+fn ensure_installed() -> bool {
+    // If two first calls come at once, the second waits for the result of the first, which holds for good: a process
+    // has one subscriber. Only a child that is forked meanwhile would wait in vain.
+    static IS_INSTALLED: OnceLock<bool> = OnceLock::new();
+    *IS_INSTALLED.get_or_init(|| subscribe(tell))
 }
 
 /// Passes a message of the library to the listener.
@@ -82,4 +83,22 @@ fn tell(message: Message) {
     let text = CString::new(text).expect("zero bytes were taken out");
     // SAFETY: the caller's function with the caller's argument, and a text that outlives the call.
     unsafe { on_log(user, level, text.as_ptr()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_calls_of_several_threads_all_find_the_subscriber_installed() {
+        let start = std::sync::Barrier::new(8);
+        let first = || {
+            start.wait();
+            ensure_installed()
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(first)).collect();
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+        });
+    }
 }
