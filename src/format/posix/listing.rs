@@ -47,7 +47,8 @@ impl FileTree {
             }
         }
         let prefix = self.prefix(folder)?;
-        // `folder.rank` is the rank of its first name; it is 0 for the top folder.
+        // Without a cookie the listing begins at the first name of the folder, whose rank is `folder.rank`: 0 for the
+        // top folder.
         let position = match cookie.saturating_sub(BEFORE) {
             0 => Position { rank: folder.rank, field: 0 },
             at => Position { rank: at / self.num_fields(), field: at % self.num_fields() },
@@ -65,25 +66,27 @@ impl FileTree {
         let directory: &Directory = self.directory();
         let depth = prefix.iter().filter(|byte| **byte == b'/').count() as u32 + 1;
         let mut name = Vec::new();
-        let mut is_first = true;
+        let mut may_be_inside = true; // the first position is the caller's
         while let Some(id) = directory.at_rank_by_name(position.rank, &mut name)? {
             let Some(within) = name.strip_prefix(prefix) else { break };
             let Some(slash) = within.iter().position(|byte| *byte == b'/') else {
                 if !self.list_sample(id, prefix.len(), &mut name, &mut position, visit)? {
                     break;
                 }
-                is_first = false;
+                may_be_inside = false;
                 continue;
             };
             let component = &within[..slash];
             let path = &name[..prefix.len() + slash];
-            // A cookie that no listing returned may point into the middle of a subfolder.
-            let rank = if std::mem::take(&mut is_first) {
+            // A cookie that no listing returned may point into the middle of a subfolder, whose rank is that of its
+            // first name.
+            let rank = if std::mem::take(&mut may_be_inside) {
                 directory.rank_by_name(0, &name[..prefix.len() + slash + 1])?
             } else {
                 position.rank
             };
             let past = self.past(position.rank, path)?;
+            // A subfolder is listed if it has a live sample, and if no file has its path.
             let is_there = is_component(component)
                 && directory.any_live_by_name(rank..past)?
                 && self.file(path)?.is_none();
@@ -108,18 +111,18 @@ impl FileTree {
         let fields = self.directory().fields();
         let name_len = name.len();
         let is_live = self.directory().is_live(id);
-        for number in position.field..self.num_fields() {
+        for field in position.field..self.num_fields() {
             name.truncate(name_len);
-            if let Some(field) = fields.get(number as usize) {
+            if let Some(field_name) = fields.get(field as usize) {
                 name.push(b'.');
-                name.extend_from_slice(&in_file_name(field));
+                name.extend_from_slice(&in_file_name(field_name));
             }
-            *position = if number + 1 < self.num_fields() {
-                Position { rank: position.rank, field: number + 1 }
+            *position = if field + 1 < self.num_fields() {
+                Position { rank: position.rank, field: field + 1 }
             } else {
                 Position { rank: position.rank + 1, field: 0 }
             };
-            let file = File { id, field: number as u16 };
+            let file = File { id, field: field as u16 };
             // If a newer sample has the same name, only that one is listed.
             let is_there =
                 is_live && is_component(&name[folder_len..]) && self.file(name)? == Some(file);
