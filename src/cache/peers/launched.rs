@@ -76,7 +76,7 @@ const LAUNCHERS: &[Variables] = &[
 ];
 
 impl Launched {
-    /// Reads the variables through `get`; `None` if no launcher has set those of the rank and the world size.
+    /// Reads the variables through `get`; `None` if no launcher has set its `needs`, rank and world size.
     ///
     /// # Errors
     /// A variable (or the port of the store) is not a number, or the rank is not below the world size.
@@ -126,7 +126,8 @@ impl Launched {
         format!("{} {}", self.round, master.unwrap_or_default())
     }
 
-    /// Reads the environment of this process; `None` if no launcher has set the rank and the world size.
+    /// Reads the environment of this process; `None` if no launcher is found: under Slurm, also in a batch script,
+    /// which is one process.
     ///
     /// # Errors
     /// A variable (or the port of the store) is not a number, or the rank is not below the world size.
