@@ -32,7 +32,7 @@ use dlfs_base::units::{Generation, total};
 /// | 32..40     | `generation`         | from 1; odd ones in copy B, even ones in copy A        |
 /// | 40..48     | `time_ns`            | time of the commit, in ns since 1970                   |
 /// | 48..56     | `required`           | features that a reader must know; none so far          |
-/// | 56..64     | `optional`           | features that a reader may ignore; bit 0: void copy    |
+/// | 56..64     | `optional`           | features a reader may ignore; bit 0: other copy void   |
 /// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
 /// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
 /// | 80..84     | `chunk_size`         | maximum bytes of a chunk of several samples            |
