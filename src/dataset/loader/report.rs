@@ -18,8 +18,8 @@ use crate::report::{
 
 impl Loader {
     /// Reports the batches of this loader, its consumer's waits, and what to try next. Before the first
-    /// batch, reports an empty run. Waits for the lock, which a call on another thread holds for at most 50 ms at a
-    /// time.
+    /// batch, reports an empty run. Waits for the lock, which a call for a batch on another thread holds for at most
+    /// 50 ms at a time, and [`Loader::prepare`] while it allocates the window.
     pub fn report(&self) -> Report {
         let data = self.run_data().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();

@@ -13,7 +13,8 @@ use crate::error::{detached, raise_invalid};
 /// The metrics of this process as OpenMetrics; see `dlfs.metrics.text`.
 #[pyfunction]
 pub(crate) fn metrics_text(py: Python<'_>) -> String {
-    // Detached: a loader that another thread waits for holds its lock for up to 100 ms.
+    // Detached: a loader that another thread waits for holds its lock for up to 50 ms at a time, and one that is
+    // prepared while it allocates the window.
     py.detach(|| exporter::snapshot().to_openmetrics())
 }
 
