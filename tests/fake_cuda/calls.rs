@@ -77,9 +77,17 @@ export! {
         Ok(())
     }
 
+    fn cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode(mode: *mut i32) {
+        drop(state()); // ends a forked child
+        // SAFETY: the caller has a mode there.
+        let before = CAPTURE_MODE.replace(unsafe { mode.read() });
+        write(mode, before)
+    }
+
     fn cuMemHostRegister_v2, hipHostRegister(start: *mut c_void, len: usize, flags: u32) {
         let mut state = State::used()?;
         current()?;
+        disturb_captures()?;
         let start = start as usize;
         if flags & PORTABLE == 0 {
             violation("memory was registered for one context only");
@@ -113,6 +121,7 @@ export! {
     fn cuMemAlloc_v2, hipMalloc(address: *mut u64, len: usize) {
         let mut state = State::used()?;
         current()?;
+        disturb_captures()?;
         if len == 0 {
             return Err(INVALID_VALUE);
         }
@@ -143,6 +152,7 @@ export! {
             violation("a copy to what is not a device's memory");
             return Err(INVALID_VALUE);
         };
+        take_one(&mut state.copies_taken_left, CAPTURE_UNSUPPORTED)?;
         if take_one(&mut state.copies_left, ILLEGAL_ADDRESS).is_err() {
             IS_LOST.store(true, Ordering::SeqCst);
             return Err(ILLEGAL_ADDRESS);
@@ -212,11 +222,14 @@ export! {
     }
 
     fn cuEventQuery, hipEventQuery(event: usize) {
-        if State::used()?.event(event)?.has_passed() { Ok(()) } else { Err(NOT_READY) }
+        let event = State::used()?.event(event)?;
+        ask_event()?;
+        if event.has_passed() { Ok(()) } else { Err(NOT_READY) }
     }
 
     fn cuEventSynchronize, hipEventSynchronize(event: usize) {
         let event = State::used()?.event(event)?;
+        ask_event()?;
         event.wait(event.recorded());
         State::used().map(drop)
     }
@@ -236,6 +249,7 @@ export! {
             INVALID_HANDLE => c"CUDA_ERROR_INVALID_HANDLE",
             ILLEGAL_ADDRESS => c"CUDA_ERROR_ILLEGAL_ADDRESS",
             NOT_SUPPORTED => c"CUDA_ERROR_NOT_SUPPORTED",
+            CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
             _ => return Err(INVALID_VALUE),
         };
         write(name, text.as_ptr())
@@ -272,6 +286,26 @@ extern "C" fn fake_fail_allocation(after: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn fake_lose_after(copies: u64) {
     state().copies_left = Some(copies);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_refuse_copies(after: u64) {
+    state().copies_taken_left = Some(after);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_fail_events(code: u64) {
+    EVENT_FAULT.store(code as Code, Ordering::SeqCst);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_capture(is_on: u64) {
+    IS_CAPTURING.store(is_on != 0, Ordering::SeqCst);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fake_hold(is_on: u64) {
+    IS_HELD.store(is_on != 0, Ordering::SeqCst);
 }
 
 #[unsafe(no_mangle)]

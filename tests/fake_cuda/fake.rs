@@ -89,6 +89,26 @@ impl Fake {
         self.set(c"fake_lose_after", copies);
     }
 
+    /// Copying fails behind the next `copies`, and the device is not lost; `u64::MAX`: no more.
+    pub fn refuse_copies(self, copies: u64) {
+        self.set(c"fake_refuse_copies", copies);
+    }
+
+    /// Asking for an event and waiting for one fails with `code`; 0: no more.
+    pub fn fail_events(self, code: u64) {
+        self.set(c"fake_fail_events", code);
+    }
+
+    /// Sets whether another thread captures a graph in global mode.
+    pub fn capture(self, is_on: bool) {
+        self.set(c"fake_capture", is_on.into());
+    }
+
+    /// Sets whether streams begin no work.
+    pub fn hold(self, is_on: bool) {
+        self.set(c"fake_hold", is_on.into());
+    }
+
     /// Begins to use the driver, as a framework does that has initialised it: with device number `ordinal` if one is
     /// given, whose context becomes the thread's.
     pub fn use_by_others(self, ordinal: Option<u32>) {

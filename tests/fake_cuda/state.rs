@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::memory::{DeviceMemory, HostMemory};
@@ -49,6 +49,7 @@ pub(crate) struct State {
     pub(crate) registrations_left: Option<u64>,
     pub(crate) allocations_left: Option<u64>,
     pub(crate) copies_left: Option<u64>,
+    pub(crate) copies_taken_left: Option<u64>,
 }
 
 impl State {
@@ -142,6 +143,7 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
         registrations_left: None,
         allocations_left: None,
         copies_left: None,
+        copies_taken_left: None,
     });
     static USER: AtomicU64 = AtomicU64::new(0);
     // Looked at before the lock, which another thread of the parent may have held.
@@ -163,6 +165,24 @@ pub(crate) fn current() -> Result<usize, Code> {
     }
 }
 
+/// Begins a call that invalidates the graph that another thread captures, unless the calling thread is in relaxed mode.
+pub(crate) fn disturb_captures() -> Result<(), Code> {
+    if IS_CAPTURING.load(Ordering::SeqCst) && CAPTURE_MODE.get() != RELAXED {
+        violation("a call invalidated the graph that another thread captures");
+        return Err(CAPTURE_UNSUPPORTED);
+    }
+    Ok(())
+}
+
+/// Asks for an event, or waits for one: fails as `fake_fail_events` says.
+pub(crate) fn ask_event() -> Result<(), Code> {
+    disturb_captures()?;
+    match EVENT_FAULT.load(Ordering::SeqCst) {
+        0 => Ok(()),
+        code => Err(code),
+    }
+}
+
 /// Counts a wrong use.
 pub(crate) fn violation(what: &str) {
     VIOLATIONS.fetch_add(1, Ordering::SeqCst);
@@ -181,11 +201,18 @@ extern "C" fn end() {
 
 thread_local! {
     pub(crate) static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// Threads begin in global mode.
+    pub(crate) static CAPTURE_MODE: Cell<i32> = const { Cell::new(0) };
 }
 
 pub(crate) static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 pub(crate) static IS_LOST: AtomicBool = AtomicBool::new(false);
 pub(crate) static DELAYS: AtomicBool = AtomicBool::new(true);
+pub(crate) static IS_HELD: AtomicBool = AtomicBool::new(false);
+pub(crate) static IS_CAPTURING: AtomicBool = AtomicBool::new(false);
+pub(crate) static EVENT_FAULT: AtomicI32 = AtomicI32::new(0);
+
+const RELAXED: i32 = 2;
 
 pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
@@ -199,3 +226,4 @@ pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const ALREADY_REGISTERED: Code = 712;
 pub(crate) const NOT_REGISTERED: Code = 713;
 pub(crate) const NOT_SUPPORTED: Code = 801;
+pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;

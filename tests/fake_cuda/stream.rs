@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::memory::{DeviceMemory, Reading, copy, digest_at};
-use crate::state::{DELAYS, IS_LOST, violation};
+use crate::state::{DELAYS, IS_HELD, IS_LOST, violation};
 
 /// Work of a stream.
 pub(crate) enum Work {
@@ -83,6 +83,9 @@ impl Stream {
             drop(queue);
             if DELAYS.load(Ordering::Relaxed) {
                 random.delay();
+            }
+            while IS_HELD.load(Ordering::SeqCst) && !IS_LOST.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_micros(100));
             }
             match work {
                 Work::End => return,
