@@ -257,12 +257,13 @@ impl Driver {
         call!(self, event_record(event, stream))
     }
 
-    /// Returns whether the work in front of the event is done.
+    /// Returns whether the work in front of the event is known to be done. Drivers may refuse to tell while another
+    /// thread captures a graph: the caller asks again.
     pub(crate) fn has_passed(&self, event: Handle) -> Result<bool> {
         let (name, query) = self.api.event_query;
         // SAFETY: as in `call`.
         match unsafe { query(event) } {
-            NOT_READY => Ok(false),
+            NOT_READY | CAPTURE_UNSUPPORTED => Ok(false),
             code => self.checked(name, code).map(|()| true),
         }
     }
@@ -495,6 +496,7 @@ const SUCCESS: Code = 0;
 const OUT_OF_MEMORY: Code = 2;
 const NOT_READY: Code = 600;
 const ALREADY_REGISTERED: Code = 712;
+const CAPTURE_UNSUPPORTED: Code = 900;
 
 // Flags of registered memory: for all contexts, and mapped for reading only.
 const PORTABLE: u32 = 1;

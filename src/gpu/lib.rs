@@ -6,9 +6,10 @@
 //! [`Slot::upload`] starts the copy of a batch into it, and [`DeviceBytes`] is the result, which a consumer orders
 //! behind the copy by [`DeviceBytes::ready_on`], without waiting on the host.
 //!
-//! Invariants: the host's memory is kept until the device has read it or is lost. A buffer is written again only behind
-//! the work that its consumers had queued when they dropped it. A forked child uses neither driver nor ring of its
-//! parent. Each call leaves the calling thread's current context as it was.
+//! Invariants: the host's memory is kept until the device has read it or is lost; an error that says neither does not
+//! release it. A buffer is written again only behind the work that its consumers had queued when they dropped it. A
+//! forked child uses neither driver nor ring of its parent. Each call leaves the calling thread's current context as it
+//! was.
 //!
 //! It knows no samples, and converts nothing. No kernel is run. ROCm has the same functions under other names, and was
 //! not tried on a device.

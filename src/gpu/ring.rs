@@ -105,7 +105,8 @@ impl Slot {
     ///
     /// # Errors
     /// `OutOfMemory`: the device has no memory for `parts`; the ring remains usable. `DeviceLost`: the ring is
-    /// unusable. `Unsupported`: the process is a forked child.
+    /// unusable. `Unsupported`: the process is a forked child. Other errors of the driver; if it then fails to wait for
+    /// the copies that were started, the ring is unusable and `host` is never dropped.
     pub fn upload<H: Send + 'static>(
         mut self,
         host: H,
@@ -123,8 +124,14 @@ impl Slot {
                 driver.record(memory.copied, stream)?;
                 driver.synchronize(memory.copied)
             });
-            if error.kind() == ErrorKind::DeviceLost || waited.is_err() {
+            let is_lost = |error: &Error| error.kind() == ErrorKind::DeviceLost;
+            if is_lost(&error) || waited.is_err() {
                 shared.fail(error.to_others());
+            }
+            if waited.is_err_and(|waited| !is_lost(&waited)) && !is_lost(&error) {
+                // The device may still read both, and nothing tells when it is done: `copied` may be recorded in front
+                // of the copies.
+                std::mem::forget((host, self.memory.take()));
             }
             return Err(error);
         }
@@ -274,7 +281,10 @@ impl RingShared {
         self.returned.notify_all();
     }
 
-    /// Drops the owners of the copies that are done, or of all copies if the driver fails. Returns their number.
+    /// Drops the owners of the copies that are done, or of all copies if the device is lost. Returns their number.
+    ///
+    /// After another error the device may still read: the ring has failed, and keeps the owners until a later query
+    /// says that the copy is done.
     fn reap(&self) -> usize {
         let mut done = Vec::new();
         let mut state = self.state.lock();
@@ -290,7 +300,9 @@ impl RingShared {
             Ok(())
         });
         if let Err(error) = asked {
-            done.extend(state.copies.drain(..)); // a lost device reads no more
+            if error.kind() == ErrorKind::DeviceLost {
+                done.extend(state.copies.drain(..)); // a lost device reads no more
+            }
             state.failed.get_or_insert(error);
             self.returned.notify_all();
         }

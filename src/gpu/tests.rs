@@ -26,6 +26,13 @@ mod random;
 
 const MIB: usize = 1 << 20;
 
+/// Time in which the thread that polls asks for a copy often: once a millisecond.
+const MANY_QUERIES: Duration = Duration::from_millis(50);
+
+// Codes of the driver.
+const INVALID_HANDLE: u64 = 400;
+const CAPTURE_UNSUPPORTED: u64 = 900;
+
 fn pool(bytes: usize, slot_len_bytes: usize) -> Pool {
     Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto }).unwrap()
 }
@@ -546,6 +553,104 @@ fn a_lost_device_is_an_error_for_all_and_host_memory_comes_back() {
     assert_eq!(returned.load(Ordering::Relaxed), taken);
     drop((held, ring));
     assert_eq!(fake.violations(), 0);
+}
+
+#[test]
+fn a_query_that_is_refused_during_a_capture_releases_no_memory_and_is_repeated() {
+    if ran_alone(a_query_that_is_refused_during_a_capture_releases_no_memory_and_is_repeated) {
+        return;
+    }
+    let fake = Fake::open();
+    let pool = pool(MIB, 64 << 10);
+    pool.register(cuda()).unwrap();
+    let ring = Ring::new(cuda(), 0, 1).unwrap();
+    let returned = Arc::new(AtomicU64::new(0));
+    let mut random = Random::new(11);
+    for round in 1..=3 {
+        let free = slot(&ring);
+        let host = Host::new(&pool, &mut random, &returned);
+        let expected = digest(&host.large);
+        fake.hold(true);
+        fake.fail_events(CAPTURE_UNSUPPORTED);
+        let bytes = free.upload(host, Host::parts).unwrap();
+        std::thread::sleep(MANY_QUERIES);
+        assert!(ring.slot(Duration::ZERO).unwrap().is_none(), "round {round}");
+        assert_eq!(returned.load(Ordering::Relaxed), round - 1, "the copy is not done");
+        fake.hold(false);
+        std::thread::sleep(MANY_QUERIES);
+        assert_eq!(returned.load(Ordering::Relaxed), round - 1, "nobody knows that it is done");
+        fake.fail_events(0);
+        bytes.wait().unwrap();
+        assert_eq!(digest(&fake.bytes(bytes.array(0).unwrap())), expected, "round {round}");
+        until("host memory comes back", || returned.load(Ordering::Relaxed) == round);
+    }
+    drop(ring);
+    assert_eq!((fake.counts().handles, fake.violations()), (0, 0));
+}
+
+#[test]
+fn a_query_that_fails_makes_the_ring_unusable_and_memory_stays_until_the_copy_is_done() {
+    if ran_alone(a_query_that_fails_makes_the_ring_unusable_and_memory_stays_until_the_copy_is_done)
+    {
+        return;
+    }
+    let fake = Fake::open();
+    let pool = pool(MIB, 64 << 10);
+    pool.register(cuda()).unwrap();
+    let ring = Ring::new(cuda(), 0, 2).unwrap();
+    let returned = Arc::new(AtomicU64::new(0));
+    let host = Host::new(&pool, &mut Random::new(12), &returned);
+    let free = slot(&ring);
+    fake.hold(true);
+    let bytes = free.upload(host, Host::parts).unwrap();
+    fake.fail_events(INVALID_HANDLE);
+    std::thread::sleep(MANY_QUERIES);
+    let error = ring.slot(Duration::ZERO).err().expect("the ring has failed");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("CUDA_ERROR_INVALID_HANDLE (400)"), "{error}");
+    assert_eq!(returned.load(Ordering::Relaxed), 0, "the copy is not done");
+    fake.fail_events(0);
+    std::thread::sleep(MANY_QUERIES);
+    assert_eq!(returned.load(Ordering::Relaxed), 0, "the copy is not done");
+    fake.hold(false);
+    until("host memory comes back", || returned.load(Ordering::Relaxed) == 1);
+    bytes.wait().unwrap();
+    assert!(ring.slot(Duration::ZERO).is_err(), "it remains unusable");
+    drop((bytes, ring));
+    assert_eq!((fake.counts().handles, fake.violations()), (0, 0));
+}
+
+#[test]
+fn an_upload_that_fails_and_cannot_wait_for_its_copies_leaves_their_memory_alone() {
+    if ran_alone(an_upload_that_fails_and_cannot_wait_for_its_copies_leaves_their_memory_alone) {
+        return;
+    }
+    let fake = Fake::open();
+    let pool = pool(MIB, 64 << 10);
+    pool.register(cuda()).unwrap();
+    let ring = Ring::new(cuda(), 0, 1).unwrap();
+    let returned = Arc::new(AtomicU64::new(0));
+    let mut random = Random::new(13);
+    let mut upload = || {
+        fake.refuse_copies(1); // the large array is taken, the small one is not
+        let host = Host::new(&pool, &mut random, &returned);
+        let error = slot(&ring).upload(host, Host::parts).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    };
+    upload();
+    assert_eq!(returned.load(Ordering::Relaxed), 1, "it has waited for the copy");
+    drop(slot(&ring));
+    fake.hold(true);
+    fake.fail_events(CAPTURE_UNSUPPORTED);
+    upload();
+    assert_eq!(returned.load(Ordering::Relaxed), 1, "the copy is not done");
+    let error = ring.slot(Duration::ZERO).err().expect("the ring has failed");
+    assert!(error.to_string().contains("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)"), "{error}");
+    drop((ring, pool));
+    fake.hold(false);
+    fake.fail_events(0);
+    std::thread::sleep(MANY_QUERIES);
+    assert_eq!((returned.load(Ordering::Relaxed), fake.violations()), (1, 0));
 }
 
 #[test]
