@@ -217,15 +217,29 @@ impl Driver {
         call!(self, make_current(context))
     }
 
-    /// Does `work` with `context` as the thread's current one, which it then sets back.
+    /// Does `work` with `context` as the thread's current one, which it then sets back. The calls of `work` leave
+    /// graphs alone that other threads capture.
     pub(crate) fn within<T>(&self, context: Handle, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = self.current()?;
         if before == context {
-            return work();
+            return self.relaxed(work);
         }
         self.make_current(context)?;
-        let done = work();
+        let done = self.relaxed(work);
         let _ = self.make_current(before); // fails only with the device, as all that follows
+        done
+    }
+
+    /// Does `work` in the relaxed capture mode, and then sets the thread's mode back. In the mode that threads begin
+    /// with, queries of events, allocations and others fail while another thread captures a graph in global mode, and
+    /// invalidate that graph.
+    fn relaxed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let mut mode = RELAXED;
+        let is_relaxed = call!(self, exchange_capture_mode(&raw mut mode)).is_ok();
+        let done = work();
+        if is_relaxed {
+            let _ = call!(self, exchange_capture_mode(&raw mut mode)); // sets a variable, as the first call did
+        }
         done
     }
 
@@ -257,8 +271,8 @@ impl Driver {
         call!(self, event_record(event, stream))
     }
 
-    /// Returns whether the work in front of the event is known to be done. Drivers may refuse to tell while another
-    /// thread captures a graph: the caller asks again.
+    /// Returns whether the work in front of the event is known to be done. Some drivers refuse to tell while a graph is
+    /// captured, even to a thread in relaxed mode: the caller asks again.
     pub(crate) fn has_passed(&self, event: Handle) -> Result<bool> {
         let (name, query) = self.api.event_query;
         // SAFETY: as in `call`.
@@ -480,6 +494,7 @@ api! {
     allocate(*mut u64, usize): c"cuMemAlloc_v2", c"hipMalloc";
     free(u64): c"cuMemFree_v2", c"hipFree";
     copy(u64, *const c_void, usize, Handle): c"cuMemcpyHtoDAsync_v2", c"hipMemcpyHtoDAsync";
+    exchange_capture_mode(*mut c_int): c"cuThreadExchangeStreamCaptureMode", c"hipThreadExchangeStreamCaptureMode";
     stream_create(*mut Handle, u32): c"cuStreamCreate", c"hipStreamCreateWithFlags";
     stream_destroy(Handle): c"cuStreamDestroy_v2", c"hipStreamDestroy";
     stream_wait(Handle, Handle, u32): c"cuStreamWaitEvent", c"hipStreamWaitEvent";
@@ -501,6 +516,9 @@ const CAPTURE_UNSUPPORTED: Code = 900;
 // Flags of registered memory: for all contexts, and mapped for reading only.
 const PORTABLE: u32 = 1;
 const READ_ONLY: u32 = 8;
+
+/// The mode of a thread whose calls leave the captures of other threads alone.
+const RELAXED: c_int = 2;
 
 /// The flag of a stream that does not wait for the default one.
 const NON_BLOCKING: u32 = 1;

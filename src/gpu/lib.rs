@@ -9,7 +9,7 @@
 //! Invariants: the host's memory is kept until the device has read it or is lost; an error that says neither does not
 //! release it. A buffer is written again only behind the work that its consumers had queued when they dropped it. A
 //! forked child uses neither driver nor ring of its parent. Each call leaves the calling thread's current context as it
-//! was.
+//! was. Registering memory and the calls of a ring leave graphs alone that other threads capture.
 //!
 //! It knows no samples, and converts nothing. No kernel is run. ROCm has the same functions under other names, and was
 //! not tried on a device.

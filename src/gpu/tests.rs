@@ -653,6 +653,30 @@ fn an_upload_that_fails_and_cannot_wait_for_its_copies_leaves_their_memory_alone
     assert_eq!((returned.load(Ordering::Relaxed), fake.violations()), (1, 0));
 }
 
+/// The fake driver counts calls that invalidate the graph of another thread.
+#[test]
+fn registering_and_copying_leave_a_graph_alone_that_another_thread_captures() {
+    if ran_alone(registering_and_copying_leave_a_graph_alone_that_another_thread_captures) {
+        return;
+    }
+    let fake = Fake::open();
+    cuda().use_device(0).unwrap();
+    fake.capture(true);
+    let pool = pool(MIB, 64 << 10);
+    pool.register(cuda()).unwrap();
+    let ring = Ring::new(cuda(), 0, 2).unwrap();
+    for round in 0..20_u8 {
+        let len = 3000 * (usize::from(round) + 1); // staged, then in place
+        let mut buf = pool.take(len).unwrap();
+        buf.fill(round);
+        let bytes = slot(&ring).upload(buf, |buf| whole(buf)).unwrap();
+        bytes.wait().unwrap();
+        assert_eq!(fake.bytes(bytes.array(0).unwrap()), vec![round; len]);
+    }
+    drop(ring);
+    assert_eq!((fake.counts().handles, fake.violations()), (0, 0));
+}
+
 #[test]
 fn without_memory_on_the_device_a_batch_fails_and_the_next_ones_go_on() {
     if ran_alone(without_memory_on_the_device_a_batch_fails_and_the_next_ones_go_on) {
