@@ -227,15 +227,17 @@ fn a_forked_child_never_touches_the_driver_and_the_parent_goes_on() {
         let bytes = slot(&ring).upload(buf, |buf| whole(buf)).unwrap();
         let unused = slot(&ring);
         let outside = pool.outside(100).unwrap();
-        let mut inherited = Some((bytes.clone(), unused, outside, pool.clone()));
+        let mut inherited = Some((unused, (bytes.clone(), outside, pool.clone())));
         let child = fork::in_child(|| {
+            let (unused, others) = inherited.take().expect("the child takes it once");
             let refused = [
                 bytes.ready_on(0).err(),
                 bytes.wait().err(),
                 ring.slot(Duration::ZERO).err(),
+                unused.upload(vec![1; 100], |bytes| whole(bytes)).err(),
                 Driver::find(Pin::Cuda).err(),
             ];
-            drop(inherited.take());
+            drop(others);
             refused.iter().flatten().all(|error| error.kind() == ErrorKind::Unsupported)
                 && refused.iter().all(Option::is_some)
                 && Driver::find(Pin::Auto).unwrap().is_none()
