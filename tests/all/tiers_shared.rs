@@ -1,6 +1,7 @@
 //! Processes of one node on one tier: one owns it, the others attach, and nothing is kept or read from
 //! the origin twice.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
 use std::ops::Range;
@@ -14,11 +15,13 @@ use std::time::{Duration, Instant};
 
 use crate::support::alone::ran_alone;
 use dlfs::ErrorKind;
+use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::{Io, IoOp};
 use dlfs::tier::{PAGE_BYTES, Policy, Units};
-use dlfs::units::Generation;
+use dlfs::units::{Generation, Lba};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::images::unique_uuid;
@@ -423,6 +426,28 @@ fn wait_for_all_held(cache: &Cache) {
         let tier = cache.stats().tiers.remove(0);
         tier.held_bytes == tier.capacity_bytes
     });
+}
+
+/// A reader's reads of the origin hold back what is fetched ahead; those of a reader that has gone do not.
+#[test]
+fn a_queue_pair_dropped_with_reads_outstanding_lets_the_next_owner_fetch_ahead() {
+    let origin = origin(24);
+    let uuid = unique_uuid();
+    let owner = origin.open_planned(uuid);
+    let heir = origin.open_planned(uuid);
+    let mut pair = heir.devices()[0].queue_pair().unwrap();
+    // Nobody polls, so both stay outstanding: a read of a piece, and an ahead read from the next piece on.
+    for piece in 0..2 {
+        let slba = Lba(piece * PIECE_BYTES / PAGE_BYTES);
+        let io = Io { op: IoOp::Read, slba, buf: IoBuf::zeroed(PIECE_BYTES as usize), tag: piece };
+        assert_eq!(pair.submit(&mut VecDeque::from([io])), 1);
+    }
+    assert_eq!(pair.outstanding(), 2);
+    drop(owner);
+    wait_for("the other one to take over", || heir.owner().is_none());
+    drop(pair); // it has not followed the takeover: the owner that it knows is gone
+    heir.set_plan(&plan_of(&heir, 0..NUM_UNITS / 2)).unwrap();
+    wait_for_all_held(&heir);
 }
 
 #[test]
