@@ -126,7 +126,7 @@ impl KeptIndexes {
         Ok(ShardIndex::decode(&bytes).inspect_err(warn).ok())
     }
 
-    /// The right to make the index with this key; `None`: another process has it.
+    /// The right to make the index with this key; `None`: another process has it, or had it a moment ago.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -139,18 +139,15 @@ impl KeptIndexes {
         };
         let path = folder.join(name_of(key));
         let part = path.with_extension("part");
-        loop {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&part);
-            let file = file.map_err(|error| Error::from(error).path(&part))?;
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&part);
+        let named = |error: io::Error| Error::from(error).path(&part);
+        let file = file.map_err(named)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            // Between opening and locking it, another process has renamed or removed the file.
+            Ok(()) if !is_at(&file, &part).map_err(named)? => Ok(None),
             // On a file system without locks, two processes may make the same index.
-            if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-                return Ok(None);
-            }
-            // Between opening and locking it, another process may have renamed or removed the file.
-            let is_there = is_at(&file, &part).map_err(|error| Error::from(error).path(&part))?;
-            if is_there {
-                return Ok(Some(Making::File { file, part, path }));
-            }
+            Ok(()) | Err(_) => Ok(Some(Making::File { file, part, path })),
         }
     }
 
@@ -327,7 +324,11 @@ impl Pack {
 
 /// Returns whether `path` names the open `file`.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    let open = file.metadata()?;
+    let open = match file.metadata() {
+        // Another host has removed the file from a network file system.
+        Err(error) if error.kind() == IoErrorKind::StaleNetworkFileHandle => return Ok(false),
+        open => open?,
+    };
     match fs::metadata(path) {
         Ok(named) => Ok((named.dev(), named.ino()) == (open.dev(), open.ino())),
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(false),
@@ -388,8 +389,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let kept = KeptIndexes::Folder(folder.path().to_path_buf());
         let make = || {
-            for _ in 0..2000 {
-                let Some(making) = kept.begin(7).unwrap() else { continue };
+            for _ in 0..300 {
+                let Some(making) = kept.begin(7).unwrap() else {
+                    std::thread::yield_now();
+                    continue;
+                };
                 making.end(&ShardIndex::default()).unwrap();
                 assert_eq!(kept.load(7).unwrap(), Some(ShardIndex::default()));
             }

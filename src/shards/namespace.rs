@@ -207,8 +207,9 @@ impl RunReader {
             return Ok(false);
         }
         let mut stream = self.set.shards.stream(shard, place, end.flatten())?;
-        let decoded = lens[first_in_run..=last_in_run].iter().map(|len| *len as usize).sum();
-        let mut bytes = Vec::with_capacity(decoded);
+        let decoded: u64 = lens[first_in_run..=last_in_run].iter().map(|len| u64::from(*len)).sum();
+        // An index may state more than the shard has: more is reserved as it is decoded.
+        let mut bytes = Vec::with_capacity(decoded.min(LONGEST_RUN_BYTES) as usize);
         for sample in run.first + first_in_run..=run.first + last_in_run {
             self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
         }
