@@ -111,8 +111,7 @@ fn unescaped(text: &str) -> String {
 
 /// Returns whether a name is an address of a namespace, in which a colon needs no escape.
 fn is_address(name: &str) -> bool {
-    let name = name.replace("\\:", ":");
-    let prefixes = ["nvme-tcp:", "pcie:", "trtype:", "trtype=", "spdk:"];
+    let prefixes = ["nvme-tcp:", "nvme-tcp\\:", "pcie:", "trtype:", "trtype=", "spdk:", "spdk\\:"];
     prefixes.iter().any(|prefix| name.trim_start().starts_with(prefix))
 }
 
