@@ -842,8 +842,8 @@ typedef struct {
     uint32_t seq_len;
     // How documents fill rows: DLFS_PACK_...
     uint32_t pack;
-    // Positions of the epoch that form a window: DLFS_PACK_BEST_FIT packs them together, and DLFS_PACK_NONE puts
-    // those of similar length side by side; default 16,384.
+    // Positions of the epoch that best_fit packs together, and of which DLFS_PACK_NONE puts rows of similar length
+    // side by side; default 16,384.
     uint32_t pack_window;
     // 1: `separator` follows each document.
     uint32_t separated;
@@ -1249,8 +1249,9 @@ int dlfs_split(const dlfs_fs *fs,
 // `view` of dlfs_mount opens it. Any thread.
 int dlfs_save_view(const dlfs_fs *fs, const char *file, const char *name);
 
-// Looks up the typed column called `name`: stores its number in `*column`, and its type, DLFS_COLUMN_..., in
-// `*type`. Typed columns come from `dlfs import --columns` or a writer. No I/O. Any thread.
+// Looks up the typed column called `name`: stores its number in `*column`, and its type,
+// DLFS_COLUMN_..., in `*type`. Typed columns come from `dlfs import --columns` or a writer.
+// No I/O. Any thread.
 //
 // DLFS_E_NOT_FOUND: there is no such column; the error text lists the existing ones.
 int dlfs_column_number(const dlfs_fs *fs, const char *name, uint64_t *column, uint32_t *type);

@@ -28,8 +28,9 @@ pub const DLFS_COLUMN_BOOL: u32 = 4;
 /// The type of a typed column: texts, each of which has a number.
 pub const DLFS_COLUMN_STR: u32 = 5;
 
-/// Looks up the typed column called `name`: stores its number in `*column`, and its type, DLFS_COLUMN_..., in
-/// `*type`. Typed columns come from `dlfs import --columns` or a writer. No I/O. Any thread.
+/// Looks up the typed column called `name`: stores its number in `*column`, and its type,
+/// DLFS_COLUMN_..., in `*type`. Typed columns come from `dlfs import --columns` or a writer.
+/// No I/O. Any thread.
 ///
 /// DLFS_E_NOT_FOUND: there is no such column; the error text lists the existing ones.
 #[unsafe(no_mangle)]

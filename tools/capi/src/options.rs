@@ -389,8 +389,8 @@ pub struct TokensOptions {
     pub seq_len: u32,
     /// How documents fill rows: DLFS_PACK_...
     pub pack: u32,
-    /// Positions of the epoch that form a window: DLFS_PACK_BEST_FIT packs them together, and DLFS_PACK_NONE puts
-    /// those of similar length side by side; default 16,384.
+    /// Positions of the epoch that best_fit packs together, and of which DLFS_PACK_NONE puts rows of similar length
+    /// side by side; default 16,384.
     pub pack_window: u32,
     /// 1: `separator` follows each document.
     pub separated: u32,
