@@ -140,6 +140,7 @@ def signature(part):
     elif re.match(r"(pub )?(const|static) ", part):
         part = part.split(" = ")[0]
     part = re.sub(r"\n *#\[.*", "", part)
+    part = re.sub(r"\bmut (?=\w+: )", "", part)  # a parameter's own matter
     part = re.sub(r"([(<]) | (?=[)>])|,(?= [)>])", r"\1", " ".join(part.split())).rstrip(",;")
     return part.replace(", }", " }").replace("{ }", "{}")
 
