@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 use dlfs::dataset::{Dataset, Options, Sampler};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
-use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, image_of_fields, python};
+use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, python};
 use tempfile::TempPath;
 
 /// A plain folder, and an image of it.
@@ -113,19 +113,6 @@ fn a_program_that_touches_no_data_set_has_no_thread_connection_or_open_image() {
     let open = source.command("ls", &mounts).args(["-l", "/proc/self/fd"]).output().unwrap();
     let open = succeeded(open);
     assert!(!open.contains("socket") && !open.contains("dlfs"), "{open}");
-}
-
-#[test]
-fn a_mount_counts_a_file_for_each_field_of_its_samples() {
-    let source = Source::new();
-    let image = source.path("fields.dlfs");
-    image_of_fields(&image);
-    let folder = source.path("fields");
-    let mounts = format!("{}={}", folder.display(), image.display());
-    let program = "import os, sys; print(os.statvfs(sys.argv[1]).f_files)";
-    let mut command = source.command("python3", &mounts);
-    let found = succeeded(command.args(["-c", program]).arg(&folder).output().unwrap());
-    assert_eq!(found.trim(), "6");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Calls at the edge of what a program may do: no descriptor left, no memory to read into, paths through `..`.
+//! Calls at the edge of what a program may do: no descriptor left, no memory to read into, paths through `..`, figures.
 
+use super::plain_folder::image_of_fields;
 use super::{PlainFolder, Source, succeeded};
 
 /// Runs `program`, in Python, with these mounts; returns what it prints.
@@ -88,4 +89,15 @@ def ends(room):
 print(ends(4096), os.WTERMSIG(ends(10)))
 "#;
     assert_eq!(printed(&source, &mounts, program, &folder), "0 6\n");
+}
+
+#[test]
+fn a_mount_counts_a_file_for_each_field_of_its_samples() {
+    let source = Source::new();
+    let image = source.path("fields.dlfs");
+    image_of_fields(&image);
+    let folder = source.path("fields");
+    let mounts = format!("{}={}", folder.display(), image.display());
+    let program = "import os, sys; print(os.statvfs(sys.argv[1]).f_files)";
+    assert_eq!(printed(&source, &mounts, program, &folder).trim(), "6");
 }
