@@ -14,7 +14,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Whether a process of the case runs from the first round to the last.
+    /// Returns whether a process of the case runs from the first round to the last.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.how, How::Host { keep: true, .. })
     }
