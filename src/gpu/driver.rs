@@ -75,9 +75,9 @@ impl Driver {
         Ok(count.max(0) as u32)
     }
 
-    /// Begins to use device number `ordinal`. Memory is registered in the context of the lowest-numbered device that was
-    /// used by this call or by a ring. Without one, it is registered in a context that the process uses, or else in
-    /// that of device 0.
+    /// Begins to use device number `ordinal`. Memory is registered in the context of the lowest-numbered device that
+    /// was used by this call or by a ring. Without one, it is registered in a context that the process uses, or else
+    /// in that of device 0.
     ///
     /// # Errors
     /// `NotFound`: there is no such device. Other errors of the driver.

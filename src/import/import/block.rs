@@ -1,8 +1,8 @@
 //! A state that an unfinished import keeps on the media, as a JSON value in a block with a checksum.
 //!
-//! Such states are the journal, the checkpoint, the lease, the mark of a plan, and the records of chunks. Outside of the
-//! media, heads of plans and encoded written parts have this form, too. The block's magic names the kind of state. A
-//! torn block has a wrong checksum, and counts as absent; but the version is compared first.
+//! Such states are the journal, the checkpoint, the lease, the mark of a plan, and the records of chunks. Outside of
+//! the media, heads of plans and encoded written parts have this form, too. The block's magic names the kind of state.
+//! A torn block has a wrong checksum, and counts as absent; but the version is compared first.
 //!
 //! `Block::read`, which reads journals and marks, refuses a state of another release, since this release cannot
 //! continue that import. All others call `Block::open`: another release's checkpoint counts as absent, its record as

@@ -100,8 +100,8 @@ pub fn plan_import(
     })
 }
 
-/// Writes the plan of a prepared import to the file at `path`, and then prepares the namespaces. Removes the file if the
-/// namespaces cannot be prepared.
+/// Writes the plan of a prepared import to the file at `path`, and then prepares the namespaces. Removes the file if
+/// the namespaces cannot be prepared.
 fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {
     import.size_part()?;
     progress.stage(Stage::Committing, 0, 0);
