@@ -105,7 +105,11 @@ impl Media {
 
     /// As [`Media::thaw`], for all of `ranges`: does not stop at the first range that is lent.
     pub(super) fn thaw_all(&self, ranges: impl Iterator<Item = Range<u64>>) -> bool {
-        ranges.fold(true, |is_back, range| self.thaw(&range) && is_back)
+        let mut are_back = true;
+        for range in ranges {
+            are_back &= self.thaw(&range);
+        }
+        are_back
     }
 
     fn bytes_of(&self, pages: &Range<u64>) -> Range<u64> {
