@@ -32,7 +32,8 @@ def machine():
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     memory = int(re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.M).group(1))
     cpus = len(os.sched_getaffinity(0))
-    return f"{model.group(1) if model else 'unknown'}, {cpus} processors, {memory >> 20} GiB, Linux {os.uname().release}"
+    name, kernel = model.group(1) if model else "unknown", os.uname().release.partition("-")[0]
+    return f"{name}, {cpus} processors, {round(memory / 2**20)} GiB, Linux {kernel}"
 
 
 def ask(*command):
