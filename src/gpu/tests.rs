@@ -606,7 +606,7 @@ fn a_query_that_fails_makes_the_ring_unusable_and_memory_stays_until_the_copy_is
     fake.hold(true);
     let bytes = free.upload(host, Host::parts).unwrap();
     fake.fail_events(INVALID_HANDLE);
-    std::thread::sleep(MANY_QUERIES);
+    until("the ring fails", || ring.slot(Duration::ZERO).is_err());
     let error = ring.slot(Duration::ZERO).err().expect("the ring has failed");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("CUDA_ERROR_INVALID_HANDLE (400)"), "{error}");
