@@ -7,8 +7,8 @@
 //! samples. Readahead waits for the background thread.
 //!
 //! The thread takes memory from the pool like any user before it touches the memory, so that no page is zeroed
-//! twice. It does not use `madvise`, which holds the lock of the address space that the poller's next allocation
-//! needs.
+//! twice. It does not populate memory by `madvise`, which holds the lock of the address space that the poller's next
+//! allocation needs.
 //!
 //! [`Memory`] grants memory to reads by their [`Priority`]. A read that is the only one able to proceed may get memory
 //! outside the window.
@@ -128,10 +128,7 @@ impl FaultProgress {
                 return;
             }
             let len = step.min(pool.capacity_bytes() - from);
-            // `None`: the owner of some of this memory faults it in, and returns it soon.
-            if let Some(mut piece) = pool.take_at(from, len) {
-                piece.iter_mut().step_by(ALIGN_BYTES).for_each(|byte| *byte = 0);
-            }
+            pool.fault_in(from, len);
             self.publish(from + len);
         }
         self.publish(usize::MAX);

@@ -276,6 +276,18 @@ fn shared_pages() -> Pages {
     if is_huge { Pages::Transparent } else { Pages::Base }
 }
 
+/// Returns whether the kernel collapses pages of shared memory into huge ones on request (Linux 6.1): it then ignores
+/// `shmem_enabled`, except `deny`.
+fn can_collapse() -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    *ALLOWED.get_or_init(|| {
+        let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        // SAFETY: the range is empty, so the kernel only checks the advice.
+        let checked = unsafe { libc::madvise(null_mut(), 0, libc::MADV_COLLAPSE) };
+        checked == 0 && modes.is_ok_and(|modes| !modes.contains("[deny]"))
+    })
+}
+
 impl Mapping {
     /// Maps `len` zero bytes of a new file for writing; from 2 MiB on in huge pages, if available.
     pub(super) fn shared(len: usize) -> Result<(Mapping, OwnedFd)> {
@@ -291,6 +303,30 @@ impl Mapping {
         let (mut mapping, file) = Mapping::of_new_file(len, MemfdFlags::empty(), true)?;
         mapping.pages = shared_pages();
         Ok((mapping, file))
+    }
+
+    /// Notes that [`Mapping::collapse`] will be called for memory of [`Mapping::shared`], if the kernel can do that.
+    pub(super) fn will_collapse(&mut self) {
+        if self.pages == Pages::Base && self.len() >= HUGE_LEN && can_collapse() {
+            self.pages = Pages::Transparent;
+        }
+    }
+
+    /// Collapses each 2 MiB that end within the `len` bytes from `offset` on into a huge page, if the kernel can; one of
+    /// their pages at least must have been touched. Other threads may use the memory meanwhile.
+    pub(super) fn collapse(&self, offset: usize, len: usize) {
+        if !self.is_shared || self.pages != Pages::Transparent {
+            return; // private memory gets huge pages when it is touched
+        }
+        let end = (offset + len).min(self.len());
+        for at in (offset / HUGE_LEN..end / HUGE_LEN).map(|number| number * HUGE_LEN) {
+            // SAFETY: these 2 MiB are mapped, see `end`.
+            let start = unsafe { self.start.add(at) };
+            // SAFETY: as above; the advice changes no bytes.
+            let collapsed =
+                unsafe { libc::madvise(start.as_ptr().cast(), HUGE_LEN, libc::MADV_COLLAPSE) };
+            let _ = collapsed; // on an error the small pages stay
+        }
     }
 
     /// Maps a new file of at least `len` bytes for writing. `kind` may ask for reserved huge pages, `is_huge` for

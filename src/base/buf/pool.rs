@@ -83,7 +83,8 @@ impl Pool {
     /// The errors of [`Pool::new`], and of the operating system for files.
     pub fn shared(options: PoolOptions) -> Result<Pool> {
         Pool::with_pages(options, |len| {
-            let (mapping, file) = Mapping::shared(len)?;
+            let (mut mapping, file) = Mapping::shared(len)?;
+            mapping.will_collapse();
             mapping.keep_from_children();
             // From here on it can be mapped for reading only (Linux 5.1); the mapping of this process stays writable.
             let sealed = rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE);
@@ -190,6 +191,16 @@ impl Pool {
             return None;
         }
         Some(self.buffer_on(first, num_slots, len))
+    }
+
+    /// Faults in the pages of the `len` bytes from `offset` on, in huge pages if available. Does nothing if some of the
+    /// slots are taken: their owner faults them in, and returns them soon.
+    #[doc(hidden)]
+    pub fn fault_in(&self, offset: usize, len: usize) {
+        let Some(mut piece) = self.take_at(offset, len) else { return };
+        piece.iter_mut().step_by(HUGE_LEN).for_each(|byte| *byte = 0);
+        self.0.mapping.collapse(offset, len);
+        piece.iter_mut().step_by(ALIGN_BYTES).for_each(|byte| *byte = 0);
     }
 
     /// A buffer of `len` bytes in slots that the caller has just allocated.

@@ -1,6 +1,7 @@
 //! A client's connection to the owner of its node's loader, and the window that the client maps.
 
 use std::io::ErrorKind as IoKind;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -23,10 +24,10 @@ pub(super) struct Link {
     /// Shared with the held shares of entries, which may outlive the link.
     outbox: Arc<Outbox>,
     pub(super) window: SharedBytes,
-    /// Bytes that were received.
+    /// Room for received bytes, which is kept.
     inbox: Vec<u8>,
-    /// The number of bytes at the front of `inbox` that were handled.
-    handled: usize,
+    /// The received bytes in `inbox` that are not handled yet.
+    unhandled: Range<usize>,
 }
 
 /// The result of waiting for a message.
@@ -94,7 +95,8 @@ impl Link {
         };
         let window = SharedBytes::open(file, len_of_window, HugePages::Auto)?;
         window.keep_from_children(); // the owner reuses memory that this process has released, whatever children do
-        Ok(Some(Link { outbox, window, inbox, handled: len }))
+        let unhandled = len..inbox.len();
+        Ok(Some(Link { outbox, window, inbox, unhandled }))
     }
 
     /// Registers the window, so that devices copy batches from it by DMA.
@@ -141,19 +143,20 @@ impl Link {
     /// The owner has sent an invalid message.
     pub(super) fn receive(&mut self, until: Instant) -> Result<Received> {
         loop {
-            if let Some((message, len)) =
-                ToClient::parse(&self.inbox[self.handled..]).map_err(|_| malformed())?
-            {
-                self.handled += len;
+            let bytes = &self.inbox[self.unhandled.clone()];
+            if let Some((message, len)) = ToClient::parse(bytes).map_err(|_| malformed())? {
+                self.unhandled.start += len;
                 return Ok(Received::Message(message));
             }
-            self.inbox.drain(..self.handled);
-            self.handled = 0;
-            let before = self.inbox.len();
-            self.inbox.resize(before + RECEIVE_BYTES, 0);
-            let room = &mut self.inbox[before..];
-            let received = recv(&self.outbox.stream, room, RecvFlags::DONTWAIT);
-            self.inbox.truncate(before + received.map_or(0, |(count, _)| count));
+            let filled = self.unhandled.len();
+            self.inbox.copy_within(self.unhandled.clone(), 0);
+            self.unhandled = 0..filled;
+            if self.inbox.len() < filled + RECEIVE_BYTES {
+                self.inbox.resize(filled + RECEIVE_BYTES, 0);
+            }
+            let received =
+                recv(&self.outbox.stream, &mut self.inbox[filled..], RecvFlags::DONTWAIT);
+            self.unhandled.end += received.map_or(0, |(count, _)| count);
             match received {
                 Ok((0, _)) => return Ok(Received::Ended),
                 Ok(_) | Err(Errno::INTR) => {}
