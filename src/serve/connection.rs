@@ -333,15 +333,17 @@ impl HostConnection {
         result
     }
 
-    /// Passes received bytes to the protocol, and handles its events.
+    /// Passes received bytes to the protocol, and handles its events. A failed authentication ends the service in the
+    /// middle of these bytes: the rest is discarded, as all later bytes are.
     fn handle_all(&mut self, mut input: &[u8], backend: &mut Backend) -> Result<(), Closed> {
-        loop {
+        while !self.discards_input() {
             match self.protocol.next(&mut input) {
                 Ok(Some(event)) => self.handle(event, backend),
-                Ok(None) => return Ok(()),
+                Ok(None) => break,
                 Err(error) => return self.terminate(&error, backend),
             }
         }
+        Ok(())
     }
 
     /// The totals of what the host has sent.

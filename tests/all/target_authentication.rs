@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 use crate::support::raw_host::{RawHost, Reply};
 use dlfs::ErrorKind;
 use dlfs::address::Address;
-use dlfs::auth::{Concatenation, Group, Hash, Host, HostTerms, Message, Next, Randomness, Secret};
+use dlfs::auth::{
+    Concatenation, Explanation, Group, Hash, Host, HostTerms, Message, Next, Randomness, Secret,
+};
 use dlfs::nvme::{ConnectData, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;
 use dlfs::qpair::{ConnectOptions, Device as _};
-use dlfs::target::{Access, HostKeys, Target, TargetOptions};
+use dlfs::target::{Access, HostKeys, HostRule, Limits, Rules, Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
+use zerocopy::IntoBytes as _;
 
 const NONE: Digests = Digests { header: false, data: false };
 
@@ -332,8 +335,7 @@ fn a_host_authenticates_again_while_its_reads_are_outstanding() {
         expected.sort_unstable();
         assert_eq!(answered, expected);
         // It aborts this one with Failure2, and authenticates in the next.
-        let failure = Message::Failure2 { explanation: dlfs::auth::Explanation::HashNotUsable };
-        let failure = failure.encode(8);
+        let failure = failure();
         let status = io.call(send_of(failure.len()), &failure).0.status();
         assert!(status.is_success(), "{status}");
         assert_eq!(io.receive(), Reply::Closed);
@@ -342,6 +344,72 @@ fn a_host_authenticates_again_while_its_reads_are_outstanding() {
         assert!(authenticate(&mut io, 1), "again, on the same queue");
         assert_eq!(io.call(Sqe::read(0, Nsid(1), Lba(0), 8, 4096), &[]).1, [7; 4096]);
     }
+}
+
+/// The message by which a host ends an authentication.
+fn failure() -> Vec<u8> {
+    Message::Failure2 { explanation: Explanation::HashNotUsable }.encode(8)
+}
+
+/// Sends these commands, each with the data in its capsule and with its number as CID, and `more`, in one segment.
+fn send_at_once(queue: &mut RawHost, commands: &[(Sqe, &[u8])], more: &[u8]) {
+    let mut bytes = Vec::new();
+    for (cid, (sqe, data)) in (1..).zip(commands) {
+        let mut sqe = *sqe;
+        sqe.cid.set(cid);
+        bytes.extend(queue.capsule(&sqe, data));
+    }
+    bytes.extend(more);
+    queue.send(&bytes);
+}
+
+#[test]
+fn bytes_behind_a_failed_authentication_in_its_segment_do_nothing() {
+    let target = serve(|_| {});
+    let (mut admin, _) = unproven(&target, 0, ConnectData::CNTLID_DYNAMIC);
+    let mut of_two_parts = Sqe::authentication_send(0, 100);
+    of_two_parts.sgl = Sgl::transport(100);
+    let cid = admin.start(of_two_parts, &[]);
+    let Reply::R2t { ttag, .. } = admin.receive() else { panic!("the target asks for the data") };
+    let failure = failure();
+    let late = admin.h2c_data(cid, ttag, 0, &[0; 100], true);
+    send_at_once(&mut admin, &[(send_of(failure.len()), &failure)], &late);
+    let replies = admin.until_closed();
+    assert!(matches!(&replies[..], [Reply::Resp(cqe)] if cqe.cid.get() == 1), "{replies:?}");
+    target.check().unwrap();
+
+    let (mut admin, _) = unproven(&target, 0, ConnectData::CNTLID_DYNAMIC);
+    let data =
+        ConnectData::new(admin.hostid, ConnectData::CNTLID_DYNAMIC, &subnqn(), &host("alice"));
+    let again = (Sqe::connect(0, 0, 31, 0), data.as_bytes());
+    send_at_once(&mut admin, &[(send_of(failure.len()), &failure), again], &[]);
+    let replies = admin.until_closed();
+    assert!(matches!(&replies[..], [Reply::Resp(cqe)] if cqe.cid.get() == 1), "{replies:?}");
+    reads_sevens(&connect(&target, &connect_options("alice", Some(1), None)).unwrap());
+}
+
+#[test]
+fn commands_that_wait_when_an_authentication_fails_are_not_executed() {
+    let target = serve(|options| {
+        options.writable = true;
+        let limits = Limits { write_iops: Some(2), ..Limits::default() };
+        let hosts = vec![host("alice").as_str().parse().unwrap()];
+        let hosts = vec![HostRule { group: None, hosts, limits }];
+        options.limiter.set(Rules { hosts, ..Rules::default() });
+    });
+    let (mut admin, cntlid) = unproven(&target, 0, ConnectData::CNTLID_DYNAMIC);
+    assert!(authenticate(&mut admin, 1));
+    enable(&mut admin);
+    let (mut io, _) = unproven(&target, 1, cntlid);
+    assert!(authenticate(&mut io, 1));
+    let write = |lba| Sqe::write(0, Nsid(1), Lba(lba), 1, Sgl::in_capsule(512));
+    let failure = failure();
+    // The limit lets the first write begin, and the second half a second later: before the connection closes.
+    let commands: [(Sqe, &[u8]); 3] =
+        [(write(0), &[1; 512]), (write(8), &[1; 512]), (send_of(failure.len()), &failure)];
+    send_at_once(&mut io, &commands, &[]);
+    io.until_closed();
+    reads_sevens(&connect(&target, &connect_options("alice", Some(1), None)).unwrap());
 }
 
 #[test]

@@ -225,6 +225,9 @@ impl HostConnection {
         line: usize,
         backend: &mut Backend,
     ) -> Option<Result<u64, Blocked>> {
+        if self.terminated.is_some() {
+            self.forget_waiting(backend); // a failed authentication has ended the service
+        }
         let Some((id, need)) = self.waiting.lines[line].pop_front() else {
             self.waiting.is_listed[line] = false;
             return None;
