@@ -14,6 +14,7 @@ mod waiting;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -25,6 +26,7 @@ use super::peers::Peer;
 use super::stats::Arrivals;
 use super::subsystem::Queue;
 use authentication::{Authentication, NOT_AUTHENTICATED};
+use dlfs_base::process::NotInherited;
 use dlfs_nvme::tcp::budget::TARGET_SEND_SLICES;
 use dlfs_nvme::tcp::controller::{CommandId, Connection, ConnectionOptions};
 use dlfs_nvme::tcp::{Digests, ProtocolError};
@@ -35,6 +37,8 @@ use waiting::Waiting;
 
 /// One connection of a host.
 pub(super) struct HostConnection {
+    /// Keeps forked children from holding the connection open.
+    _own: NotInherited,
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
     local: SocketAddr,
@@ -141,6 +145,7 @@ impl HostConnection {
         let options = ConnectionOptions { digests, max_h2c_data_bytes: max_transfer_bytes };
         Ok(HostConnection {
             local: stream.local_addr()?,
+            _own: NotInherited::close(stream.as_fd()),
             stream,
             peer,
             index,

@@ -29,6 +29,7 @@ use super::peers::{Peer, PeerLimits};
 use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
+use accept::Listener;
 pub(super) use changes::{Change, ChangeKind};
 use dlfs_base::buf::{HugePages, Pool, PoolOptions};
 use dlfs_base::error::{Error, Result};
@@ -110,7 +111,7 @@ pub(super) struct Poller {
     /// Readiness of the devices' queue pairs.
     devices: Readiness,
     /// The first poller accepts for all pollers; the others have no listeners.
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Listener>,
     /// True while accepting is suspended, until the next tick.
     accept_paused: bool,
     /// A spare file descriptor. When the process runs out of descriptors, the poller closes it to accept
@@ -152,8 +153,9 @@ impl Poller {
                 .map_err(|errno| Error::from(io::Error::from(errno)))
         };
         add(&mailboxes[number].waker, WAKER)?;
+        let listeners: Vec<Listener> = listeners.into_iter().map(Listener::new).collect();
         for (number, listener) in listeners.iter().enumerate() {
-            add(listener, LISTENER - number as u64)?;
+            add(&listener.socket, LISTENER - number as u64)?;
         }
         let busy_poll = subsystem.options.busy_poll;
         let peer_limits = accept::peer_limits(&subsystem, mailboxes.len());
@@ -517,6 +519,8 @@ impl Poller {
     /// Closes a connection: removes it from the poller's tables and accounts.
     fn close(&mut self, index: usize, closed: Closed) {
         let mut connection = self.connections.remove(index);
+        // Closing alone would not remove it if a forked child had the socket, too. Cannot fail: it is registered.
+        let _ = epoll::delete(&self.epoll, &connection.stream);
         if connection.is_dirty {
             self.dirty.retain(|&dirty| dirty != index);
         }

@@ -2,19 +2,20 @@
 //! descriptors.
 
 use std::cell::RefCell;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::alone;
 use crate::support::faults::{Fault, Faulty, Rule};
-use crate::support::fork::in_child;
+use crate::support::fork::{ends_well, in_child, spawn_child};
 use crate::targets::counting_alloc::peak_during;
 use crate::targets::raw_host::{RawHost, Reply};
 use dlfs::nvme::{ConnectData, Nqn, Sgl, Sqe};
-use dlfs::qpair::IoOp;
 use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{ConnectOptions, IoOp, open};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::tcp::pdu::{CapsuleCmd, Form, IcReq};
@@ -199,6 +200,29 @@ fn a_forked_child_that_drops_its_handle_leaves_the_target_alone() {
     let target = target.take().expect("the parent's own handle");
     assert!(read_works(&target));
     target.stop();
+}
+
+#[test]
+fn a_forked_child_holds_open_neither_connections_nor_listeners() {
+    let _alone = alone();
+    let target = serve();
+    let (mut admin, _) = RawHost::admin(target.local_addr(), &nqn(), NONE);
+    // Without Keep Alive, the target sees by the end of its connections alone that a host has left.
+    let options = ConnectOptions { keep_alive_tmo: Duration::ZERO, ..ConnectOptions::default() };
+    let device = open(&target.address(Nsid(1)), &options).unwrap();
+    let pair = device.queue_pair().unwrap();
+    let (mut says, mut hears) = UnixStream::pair().unwrap();
+    hears.set_read_timeout(Some(Duration::from_secs(240))).unwrap();
+    let child = spawn_child(|| hears.read_exact(&mut [0]).is_ok());
+    drop((pair, device));
+    wait_until("the host's connections end", || target.stats().connections == 1);
+    assert_eq!(target.disconnect(&admin.hostnqn), 1);
+    assert_eq!(admin.receive(), Reply::Closed);
+    let address = target.local_addr();
+    target.stop();
+    TcpStream::connect(address).expect_err("nobody listens");
+    says.write_all(&[1]).unwrap();
+    assert!(ends_well(child));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Acceptance of connections: by the first poller for all pollers, within the limits of connections and descriptors.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,6 +16,20 @@ use crate::io::{GENERATION_MASK, MAX_CONNECTIONS};
 use crate::peers::{Limit, Peer, PeerLimits};
 use crate::stats::Counters;
 use crate::subsystem::Subsystem;
+use dlfs_base::process::NotInherited;
+
+/// A listening socket.
+pub(super) struct Listener {
+    /// Keeps forked children from listening on.
+    _own: NotInherited,
+    pub(super) socket: TcpListener,
+}
+
+impl Listener {
+    pub(super) fn new(socket: TcpListener) -> Listener {
+        Listener { _own: NotInherited::close(socket.as_fd()), socket }
+    }
+}
 
 impl Poller {
     /// Accepts connections of listener `number`, and hands each to the least loaded poller.
@@ -26,7 +40,7 @@ impl Poller {
             return self.pause_accepting(true);
         }
         for _ in 0..ACCEPTS_PER_ITERATION {
-            let (stream, peer) = match self.listeners[number].accept() {
+            let (stream, peer) = match self.listeners[number].socket.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if is_transient(&error) => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
@@ -69,7 +83,7 @@ impl Poller {
         for (number, listener) in self.listeners.iter().enumerate() {
             let token = EventData::new_u64(LISTENER - number as u64);
             // Cannot fail: the listener is registered as long as it exists.
-            let _ = epoll::modify(&self.epoll, listener, token, flags);
+            let _ = epoll::modify(&self.epoll, &listener.socket, token, flags);
         }
         self.accept_paused = pause;
     }
@@ -83,7 +97,7 @@ impl Poller {
         }
         let Some(spare) = self.spare.take() else { return false };
         drop(spare);
-        if let Ok((stream, peer)) = self.listeners[number].accept() {
+        if let Ok((stream, peer)) = self.listeners[number].socket.accept() {
             drop(stream);
             self.refuse(peer, "no file descriptor is left");
         }

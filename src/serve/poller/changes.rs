@@ -45,7 +45,7 @@ impl Poller {
         for listener in self.listeners.drain(..) {
             // A clone of the listener elsewhere would keep its registration alive after closing. The call
             // cannot fail: the listener is registered.
-            let _ = epoll::delete(&self.epoll, &listener);
+            let _ = epoll::delete(&self.epoll, &listener.socket);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
 use crate::tls::{RECORD_LEN_BYTES, Session, TlsError};
 use dlfs_base::error::ErrorKind;
-use dlfs_base::process::mark_ours;
+use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use dlfs_nvme::tcp::host::Connection;
 
@@ -64,6 +64,8 @@ impl From<LinkError> for Failure {
 
 /// The socket of one channel.
 pub(super) struct Link {
+    /// Keeps the connection from forked children: it ends when this process closes it, whatever a child does.
+    _own: NotInherited,
     pub(super) socket: Watched<Socket>,
     /// Counts of reads that the owner has not taken yet.
     pub(super) receives: TcpStats,
@@ -87,9 +89,10 @@ impl Link {
         let socket = open_socket(address).map_err(LinkError::Connect)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {
+                let _own = NotInherited::close(socket.as_fd());
                 let receives = TcpStats::default();
                 let socket = Watched::new(socket);
-                Ok(Link { socket, receives, secured: None, refuses_identity: false })
+                Ok(Link { _own, socket, receives, secured: None, refuses_identity: false })
             }
             Err(error) => Err(LinkError::Connect(error).into()),
         }
@@ -208,8 +211,8 @@ impl Link {
         self.socket.register(registry, writable || has_more);
     }
 
-    /// Closes the descriptor without a shutdown, so a child process may close a socket that its parent still
-    /// uses. With `owes_data`, the kernel discards what it has not sent.
+    /// Closes the descriptor, which is not the socket any more in a child process. With `owes_data`, the kernel discards
+    /// what it has not sent.
     pub(super) fn close(self, owes_data: bool) {
         if owes_data {
             // If this fails, the kernel sends the bytes.
