@@ -577,6 +577,25 @@ fn a_child_process_reads_on_connections_of_its_own_and_the_parent_is_undisturbed
 }
 
 #[test]
+fn a_child_that_is_granted_fewer_queues_than_it_has_inherited_drops_all_queue_pairs() {
+    if ran_alone(a_child_that_is_granted_fewer_queues_than_it_has_inherited_drops_all_queue_pairs) {
+        return;
+    }
+    let expected = bytes(13);
+    let target = HostileTarget::start(expected.clone());
+    let device = open(&target.address(), &patient()).unwrap();
+    let mut first = Driver::new(&*device);
+    let mut second = Driver::new(&*device);
+    target.behave(Misbehaviour::Grant(1), None);
+    assert!(in_child(move || {
+        read_all(&mut first, &expected);
+        let refused = one(&mut second, read(0, 4096)).result;
+        drop((first, second));
+        matches!(refused, Err(IoError::Disconnected(reason)) if reason.contains("grants only 1"))
+    }));
+}
+
+#[test]
 fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
     if ran_alone(a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork) {
         return;

@@ -289,8 +289,13 @@ impl Connection {
                 self.page(sqe, &ids.encode())
             }
             Some(Step::SetNumQueues) => {
-                let asked = sqe.cdw11.get();
-                self.complete(sqe, Status::SUCCESS, u64::from(asked))
+                let misbehaviour =
+                    self.shared.take(|misbehaviour| matches!(misbehaviour, Misbehaviour::Grant(_)));
+                let granted = match misbehaviour {
+                    Some(Misbehaviour::Grant(num)) => u32::from(num - 1) << 16 | u32::from(num - 1),
+                    _ => sqe.cdw11.get(),
+                };
+                self.complete(sqe, Status::SUCCESS, u64::from(granted))
             }
             Some(Step::DiscoveryLog) => {
                 let mut header = DiscoveryLogHeader::new_zeroed();

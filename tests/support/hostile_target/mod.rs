@@ -80,6 +80,8 @@ pub enum Misbehaviour {
     RestlessLog(u64),
     /// Answers each asynchronous event request at once, with this dword 0.
     Event(u32),
+    /// Grants this many I/O queues instead of those asked for.
+    Grant(u16),
     /// CSTS never reports ready.
     NeverReady,
     /// CSTS reports a fatal error.

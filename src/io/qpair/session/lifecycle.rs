@@ -326,8 +326,14 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         {
             return Err(granted);
         }
-        self.num_pairs += 1;
+        self.inherit_pair();
         Ok(())
+    }
+
+    /// Adds a queue pair that a child process has inherited, even if the controller grants too few: it then gets no
+    /// I/O queue.
+    pub(crate) fn inherit_pair(&mut self) {
+        self.num_pairs += 1;
     }
 
     /// Subtracts a queue pair from the count.

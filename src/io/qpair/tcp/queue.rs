@@ -512,8 +512,7 @@ impl Core {
         match self.original_remote.for_this_process() {
             Ok(remote) => {
                 self.remote = remote;
-                // If the target grants too few queues, it refuses this one later.
-                let _ = self.remote.add_pair();
+                self.remote.with(Lifecycle::inherit_pair);
                 true
             }
             Err(error) => {
