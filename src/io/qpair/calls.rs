@@ -46,6 +46,8 @@ struct Call {
     op: IoOp,
     /// The first block of the call.
     slba: u64,
+    /// The blocks of each piece but the last. The transfer limit of the namespace may change when it reconnects.
+    piece_blocks: u64,
     /// The buffer of each piece that has succeeded.
     pieces: Vec<Option<IoBuf>>,
     /// The number of pieces that have not ended.
@@ -196,12 +198,15 @@ impl Calls {
     /// Queues the transfer of `buf` from or to the blocks from `slba` on; `advance` submits it.
     fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
         self.last_number = self.last_number.wrapping_add(1);
-        let ios = self.cut(pair, op, slba, buf);
+        let Namespace { max_transfer_bytes, block_len_bytes, .. } = *self.namespace(pair);
+        let piece_blocks = u64::from(max_transfer_bytes / block_len_bytes);
+        let ios = self.cut(op, slba, piece_blocks, max_transfer_bytes as usize, buf);
         self.calls.push_back(Call {
             number: self.last_number,
             pair,
             op,
             slba,
+            piece_blocks,
             pieces: ios.iter().map(|_| None).collect(),
             missing: ios.len(),
             failed: None,
@@ -278,7 +283,9 @@ impl Calls {
             return Some(Err(self.timed_out(&call)));
         }
         Some(match call.failed {
-            Some((piece, error)) => Err(error.at(namespace, lba_of(namespace, call.slba, piece))),
+            Some((piece, error)) => {
+                Err(error.at(namespace, lba_of(call.slba, call.piece_blocks, piece)))
+            }
             None => Ok(join(call.pieces)),
         })
     }
@@ -344,7 +351,7 @@ impl Calls {
         let piece = completion.tag & u64::from(u32::MAX);
         if call.may_reread(&completion) {
             call.rereads -= 1;
-            let slba = lba_of(self.group.pair(call.pair).namespace(), call.slba, piece);
+            let slba = lba_of(call.slba, call.piece_blocks, piece);
             let Completion { tag, buf, .. } = completion;
             return self.pending[call.pair].push_front(Io { op: call.op, slba, buf, tag });
         }
@@ -361,15 +368,20 @@ impl Calls {
         }
     }
 
-    /// Splits `buf` into I/Os of at most the transfer limit, numbered from 0.
-    fn cut(&self, pair: usize, op: IoOp, slba: u64, mut buf: IoBuf) -> Vec<Io> {
-        let namespace = self.namespace(pair);
-        let max_len = namespace.max_transfer_bytes as usize;
+    /// Splits `buf` into I/Os of at most `max_len` bytes, which are `piece_blocks`, numbered from 0.
+    fn cut(
+        &self,
+        op: IoOp,
+        slba: u64,
+        piece_blocks: u64,
+        max_len: usize,
+        mut buf: IoBuf,
+    ) -> Vec<Io> {
         let mut ios = Vec::with_capacity(buf.len() / max_len + 1);
         for piece in 0.. {
             let rest = buf.split_off(max_len.min(buf.len()));
             let tag = u64::from(self.last_number) << 32 | piece;
-            ios.push(Io { op, slba: lba_of(namespace, slba, piece), buf, tag });
+            ios.push(Io { op, slba: lba_of(slba, piece_blocks, piece), buf, tag });
             buf = rest;
             if buf.is_empty() {
                 break;
@@ -396,9 +408,8 @@ impl Call {
 }
 
 /// The first block of piece number `piece` of a call that begins at block `slba`.
-fn lba_of(namespace: &Namespace, slba: u64, piece: u64) -> Lba {
-    let Namespace { max_transfer_bytes, block_len_bytes, .. } = namespace;
-    Lba(slba.saturating_add(piece * u64::from(max_transfer_bytes / block_len_bytes)))
+fn lba_of(slba: u64, piece_blocks: u64, piece: u64) -> Lba {
+    Lba(slba.saturating_add(piece * piece_blocks))
 }
 
 /// The error for a range outside the namespace or not of whole blocks; `verb` says what the caller wanted to do.
@@ -531,6 +542,48 @@ mod tests {
         calls.report_corrupt(pair, 1024, 512);
         assert_eq!(reports.try_recv(), Ok((Lba(1), 700)), "blocks 1 and 2");
         assert_eq!(reports.try_recv(), Ok((Lba(2), 512)));
+    }
+
+    /// A queue pair that once damages the second piece of a call, when it has reconnected with a higher transfer limit.
+    struct Reconnecting(Box<dyn QueuePair>, Namespace);
+
+    impl QueuePair for Reconnecting {
+        fn namespace(&self) -> &Namespace {
+            &self.1
+        }
+
+        fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+            self.0.submit(pending)
+        }
+
+        fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+            let before = done.len();
+            let count = self.0.poll(now, max, done);
+            let second = done[before..].iter_mut().find(|end| end.tag as u32 == 1);
+            if let Some(second) = second.filter(|_| self.1.max_transfer_bytes == 4096) {
+                second.result = Err(IoError::DataDigest);
+                self.1.max_transfer_bytes = 8192;
+            }
+            count
+        }
+
+        fn outstanding(&self) -> usize {
+            self.0.outstanding()
+        }
+    }
+
+    #[test]
+    fn a_piece_is_reread_from_its_place_although_the_transfer_limit_has_risen() {
+        let (device, mut calls) = calls(1, 8);
+        for at in 0..4u8 {
+            calls.write(0, u64::from(at) * 4096, filled(4096, at)).unwrap();
+        }
+        let namespace = device.namespace();
+        let pair = Reconnecting(device.queue_pair().unwrap(), namespace);
+        let pair = calls.add(Box::new(pair));
+        let read = calls.read(pair, 0, 4 * 4096).unwrap();
+        assert!(read.chunks(4096).zip(0..).all(|(part, at)| part.iter().all(|&b| b == at)));
+        assert_eq!(calls.namespace(pair).max_transfer_bytes, 8192, "it was damaged");
     }
 
     #[test]
