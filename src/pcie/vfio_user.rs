@@ -25,6 +25,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::fault::Fault;
 use crate::memory::DmaRegion;
@@ -66,7 +69,7 @@ struct Reply {
 
 impl VfioUser {
     /// Connects to the device at `path`: its socket, or the folder where SPDK keeps the socket. `limit` is the timeout
-    /// of each read and write of the socket.
+    /// of the connect, and of each read and write of the socket.
     ///
     /// # Errors
     /// Nobody listens there, speaks another protocol, has no registers, or does not answer in time.
@@ -74,7 +77,10 @@ impl VfioUser {
         let step = "connecting to the device's socket";
         let failed = |source| Fault::Io { step, source };
         let socket = if path.is_dir() { path.join("cntrl") } else { path.to_owned() };
-        let stream = UnixStream::connect(socket).map_err(failed)?;
+        let stream = connect_within(&socket, limit).map_err(|source| match source.kind() {
+            ErrorKind::WouldBlock => Fault::TimedOut { step, limit },
+            _ => failed(source),
+        })?;
         mark_ours(&stream);
         stream.set_read_timeout(Some(limit)).map_err(failed)?;
         stream.set_write_timeout(Some(limit)).map_err(failed)?;
@@ -135,6 +141,16 @@ impl Bus for VfioUser {
         let mut link = self.link.lock();
         link.ask("taking memory from the device", DMA_UNMAP, &body, &[]).map(drop)
     }
+}
+
+/// Connects to the socket at `path`. A server that has a client may accept no other, and its queue holds few: the
+/// connect then waits for at most `limit`, and fails with `WouldBlock`.
+fn connect_within(path: &Path, limit: Duration) -> std::io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
+    let address = SocketAddrUnix::new(path)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    Ok(socket.into())
 }
 
 impl Link {

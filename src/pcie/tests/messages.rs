@@ -16,6 +16,18 @@ use random::Random;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 #[test]
+fn a_server_that_accepts_nobody_is_waited_for_no_longer_than_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cntrl");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap(); // as libvfio-user does
+    let _waits = UnixStream::connect(&path).unwrap();
+    let limit = Duration::from_millis(50);
+    let fault = VfioUser::connect(&path, limit).err().expect("its queue is full"); // would hang
+    assert!(matches!(fault, Fault::TimedOut { .. }), "{fault}");
+}
+
+#[test]
 fn damaged_messages_of_a_server_are_refused_and_right_ones_taken() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cntrl");
