@@ -110,9 +110,11 @@ impl QueuePair for UringPair {
         self.ring.uring.register_for_sleep(registry);
     }
 
-    /// Completions are in shared memory, so looking costs no system call.
+    /// Completions are in shared memory, so looking costs no system call. I/Os that the kernel does not have yet end no
+    /// sleep.
     fn notice(&self) -> Notice {
-        Notice::Look
+        let is_started = self.unstarted.is_empty() && !self.ring.has_queued;
+        if is_started { Notice::Look } else { Notice::Poll }
     }
 }
 
@@ -136,6 +138,8 @@ impl UringPair {
 struct Ring {
     uring: Watched<Uring>,
     transfers: Slab<Transfer>,
+    /// True while entries are queued that the kernel has not taken.
+    has_queued: bool,
     files: Arc<Files>,
     /// True if entries name descriptors by their index in [`Files::to_register`].
     registered: bool,
@@ -163,6 +167,7 @@ impl Ring {
         Ok(Ring {
             uring,
             transfers,
+            has_queued: false,
             files,
             registered,
             pinned: None,
@@ -195,6 +200,7 @@ impl Ring {
         // or, if the ring is dropped before, for ever; and to descriptors that `files` keeps open.
         let pushed = unsafe { self.uring.0.submission().push(&entry) };
         pushed.expect("the queue has an entry for each of the I/Os that may be outstanding");
+        self.has_queued = true;
     }
 
     /// The entry for the remaining bytes of transfer `key`.
@@ -237,6 +243,7 @@ impl Ring {
         if !idle {
             // After a failure (a signal, a lack of memory) the entries stay queued for the next turn.
             let _ = self.uring.0.submit();
+            self.has_queued = !self.uring.0.submission().is_empty();
         }
     }
 
@@ -404,13 +411,11 @@ const MAX_PIECES: usize = 1 << 14;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dlfs_base::buf::{HugePages, PoolOptions};
+    use dlfs_base::buf::{HugePages, IoBuf, PoolOptions};
     use dlfs_base::units::Lba;
 
-    /// A ring whose reads never end, because nobody writes into the pipe.
-    fn ring_that_hangs(pool: &Pool) -> Option<(std::io::PipeWriter, Ring)> {
-        let (reader, writer) = std::io::pipe().unwrap();
-        let namespace = Namespace {
+    fn namespace() -> Namespace {
+        Namespace {
             address: "a disk that hangs".into(),
             block_len_bytes: 4096,
             num_blocks: 100,
@@ -419,9 +424,14 @@ mod tests {
             nguid: [0; 16],
             read_only: false,
             engine: "file".into(),
-        };
+        }
+    }
+
+    /// A ring whose reads never end, because nobody writes into the pipe.
+    fn ring_that_hangs(pool: &Pool) -> Option<(std::io::PipeWriter, Ring)> {
+        let (reader, writer) = std::io::pipe().unwrap();
         let files = Arc::new(Files::of_descriptor(reader.into()));
-        let mut ring = match Ring::new(files, &namespace) {
+        let mut ring = match Ring::new(files, &namespace()) {
             Ok(ring) => ring,
             Err(error) => {
                 println!("SKIPPED: no io_uring here ({error})");
@@ -465,5 +475,31 @@ mod tests {
         drop(ring);
         late.join().unwrap();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+    }
+
+    #[test]
+    fn the_rest_of_a_partial_read_is_asked_for_before_the_poller_sleeps() {
+        use std::io::Write;
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let files = Arc::new(Files::of_descriptor(reader.into()));
+        let Ok(mut pair) = UringPair::new(files, namespace()) else {
+            return println!("SKIPPED: no io_uring here");
+        };
+        let io = Io { op: IoOp::Read, slba: Lba(0), buf: IoBuf::zeroed(4096), tag: 0 };
+        pair.submit(&mut VecDeque::from([io]));
+        let mut done = Vec::new();
+        let limit = Instant::now() + Duration::from_secs(60);
+        let mut poll_until = |pair: &mut UringPair, wanted| {
+            while pair.poll(Instant::now(), 9, &mut done) == 0 && pair.notice() != wanted {
+                assert!(Instant::now() < limit);
+            }
+            done.len()
+        };
+        assert_eq!(poll_until(&mut pair, Notice::Look), 0, "the kernel has it");
+        writer.write_all(&[7; 100]).unwrap();
+        assert_eq!(poll_until(&mut pair, Notice::Poll), 0, "the rest is only queued");
+        assert_eq!(poll_until(&mut pair, Notice::Look), 0);
+        writer.write_all(&[7; 3996]).unwrap();
+        assert_eq!(poll_until(&mut pair, Notice::Event), 1);
     }
 }
