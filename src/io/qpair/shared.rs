@@ -56,6 +56,8 @@ struct SharedPair {
     next_handle: u64,
     /// The number of I/Os that have completed, each of which made room.
     num_ended: u64,
+    /// True if `pair` has the fence of a handle.
+    is_fenced: bool,
     /// Empty between polls; kept for its memory.
     scratch: Vec<Completion>,
 }
@@ -155,6 +157,7 @@ impl SharedPair {
             handles: HashMap::new(),
             next_handle: 0,
             num_ended: 0,
+            is_fenced: false,
             scratch: Vec::new(),
         })
     }
@@ -287,13 +290,18 @@ impl QueuePair for SharedHandle {
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
         let queue = Arc::clone(&self.queue);
         let mut shared = queue.lock();
-        let Some(SharedPair { pair, owners, handles, num_ended, .. }) = &mut *shared else {
+        let Some(SharedPair { pair, owners, handles, num_ended, is_fenced, .. }) = &mut *shared
+        else {
             return self.outstanding.refuse(pending, LOST);
         };
         let number = self.number;
-        if let Some(fence) = &self.fence {
-            pair.use_fence(fence); // another handle may have set its own
+        // Another handle may have set its own fence.
+        match &self.fence {
+            Some(fence) => pair.use_fence(fence),
+            None if *is_fenced => pair.use_fence(&Fence::open()),
+            None => {}
         }
+        *is_fenced = self.fence.is_some();
         let most = usize::from(self.namespace.queue_depth);
         let taken = self.outstanding.take(pending, most, |pending| {
             let with_key = |io: Io| {
@@ -535,6 +543,50 @@ mod tests {
 
         fn notice(&self) -> Notice {
             Notice::Event
+        }
+    }
+
+    /// A queue pair that tells which fence it has.
+    struct Fenced(Box<dyn QueuePair>, Arc<Mutex<Option<Arc<Fence>>>>);
+
+    impl QueuePair for Fenced {
+        fn namespace(&self) -> &Namespace {
+            self.0.namespace()
+        }
+
+        fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+            self.0.submit(pending)
+        }
+
+        fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+            self.0.poll(now, max, done)
+        }
+
+        fn use_fence(&mut self, fence: &Arc<Fence>) {
+            *self.1.lock() = Some(Arc::clone(fence));
+        }
+
+        fn outstanding(&self) -> usize {
+            self.0.outstanding()
+        }
+    }
+
+    #[test]
+    fn the_fence_of_a_handle_is_not_that_of_others() {
+        let memory = MemNamespace::new(1 << 20, 512).unwrap();
+        let fence = Arc::default();
+        let pair = Fenced(memory.queue_pair().unwrap(), Arc::clone(&fence));
+        let shared = SharedPair::on(Box::new(pair)).unwrap();
+        let queue = Arc::new(SharedQueue(Forked::new(Mutex::new(Some(shared)))));
+        let mut with = SharedHandle::on(&queue).unwrap();
+        let mut without = SharedHandle::on(&queue).unwrap();
+        with.use_fence(&Fence::closed());
+        let is_open = || fence.lock().as_ref().map(|fence| fence.is_open());
+        for _ in 0..2 {
+            with.submit(&mut VecDeque::from([write(0, 1)]));
+            assert_eq!(is_open(), Some(false));
+            without.submit(&mut VecDeque::from([write(0, 1)]));
+            assert_eq!(is_open(), Some(true));
         }
     }
 
