@@ -92,8 +92,11 @@ impl Device for SpdkNamespace {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Over TCP SPDK does not report which digests the target has accepted.
-        self.remote.capabilities(self.remote.portals[0].address.needs_dma_memory())
+        // Over TCP SPDK does not report which digests the target has accepted, and RDMA has none.
+        let is_here = |portal: &Portal| {
+            matches!(portal.address, SpdkAddress::Pcie(_) | SpdkAddress::VfioUser(_))
+        };
+        self.remote.capabilities(self.remote.portals.iter().all(is_here))
     }
 
     fn last_failure(&self) -> Option<Failure> {
