@@ -156,18 +156,14 @@ impl fmt::Display for PcieAddress {
     }
 }
 
-/// Returns whether `text` is a PCI address: domain, bus, device and function in hexadecimal digits.
+/// Returns whether `text` is a PCI address, `DOMAIN:BUS:DEVICE.FUNCTION` in hexadecimal digits.
 fn is_pci_address(text: &str) -> bool {
-    let digits = |text: &str, count: usize| {
-        text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    let is_right = |(at, byte): (usize, u8)| match at {
+        4 | 7 => byte == b':',
+        10 => byte == b'.',
+        _ => byte.is_ascii_hexdigit(),
     };
-    let parts: Vec<&str> = text.split([':', '.']).collect();
-    match parts[..] {
-        [domain, bus, device, function] => {
-            digits(domain, 4) && digits(bus, 2) && digits(device, 2) && digits(function, 1)
-        }
-        _ => false,
-    }
+    text.len() == 12 && text.bytes().enumerate().all(is_right)
 }
 
 /// A namespace of a controller that another process emulates over vfio-user.
@@ -228,7 +224,8 @@ mod tests {
 
     #[test]
     fn fields_that_no_transport_has_are_refused_with_the_reason() {
-        for traddr in ["5e:00.0", "0000:5e:00", "0000:5e:00.0.1", "0000:5g:00.0", "x"] {
+        let wrong = ["5e:00.0", "0000:5e:00", "0000:5e:00.0.1", "0000:5g:00.0", "x"];
+        for traddr in wrong.into_iter().chain(["0000.5e.00:0", "0000:5e:00:0", "0000:5e.00.0"]) {
             let error = parse(&format!("trtype:PCIE traddr:{traddr}")).unwrap_err();
             assert!(matches!(error, AddressError::Value { key: "traddr", .. }), "{error}");
         }
