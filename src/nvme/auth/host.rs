@@ -72,21 +72,16 @@ impl Host {
     /// Starts an authentication; `tid` is its number on the queue.
     ///
     /// # Panics
-    /// If the terms name no hash or no group. `Group::Null` does not count with [`Concatenation::Required`].
-    pub fn new(terms: HostTerms, randomness: &Randomness, tid: u16) -> (Host, Next) {
+    /// If the terms name no hash or no group. `Group::Null` and SHA-512 do not count with [`Concatenation::Required`].
+    pub fn new(mut terms: HostTerms, randomness: &Randomness, tid: u16) -> (Host, Next) {
+        if terms.concatenation == Concatenation::Required {
+            // The PSK is derived from a shared secret, which needs a group, and no cipher suite has SHA-512.
+            terms.groups.retain(|group| *group != Group::Null);
+            terms.hashes.retain(|hash| *hash != Hash::Sha512);
+        }
         let HostTerms { hashes, groups, concatenation, .. } = &terms;
-        let groups: Vec<u8> = match concatenation {
-            Concatenation::No | Concatenation::Optional => {
-                groups.iter().map(|group| group.id()).collect()
-            }
-            // The PSK is derived from a shared secret, which needs a group.
-            Concatenation::Required => groups
-                .iter()
-                .filter(|group| **group != Group::Null)
-                .map(|group| group.id())
-                .collect(),
-        };
         assert!(!hashes.is_empty() && !groups.is_empty(), "something can be used");
+        let groups = groups.iter().map(|group| group.id()).collect();
         let hashes = hashes.iter().map(|hash| hash.id()).collect();
         let negotiate = Message::Negotiate { sc_c: sc_c(*concatenation), hashes, groups };
         let own = OwnNumbers::new(randomness);
@@ -196,11 +191,7 @@ impl Host {
         let hash = Hash::from_id(hash).filter(|hash| self.terms.hashes.contains(hash));
         let hash =
             hash.ok_or((HashNotUsable, "the controller chose a hash that was not offered"))?;
-        let is_offered = |group: &Group| {
-            let fits = *group != Group::Null || sc_c(self.terms.concatenation) == 0;
-            self.terms.groups.contains(group) && fits
-        };
-        let group = Group::from_id(group).filter(is_offered);
+        let group = Group::from_id(group).filter(|group| self.terms.groups.contains(group));
         let group =
             group.ok_or((GroupNotUsable, "the controller chose a group that was not offered"))?;
         if challenge.len() != hash.len_bytes() {

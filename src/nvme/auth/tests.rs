@@ -278,6 +278,37 @@ fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
     assert!(challenge.iter().any(|byte| *byte != 0));
 }
 
+#[test]
+fn a_host_that_concatenates_neither_offers_nor_takes_what_gives_no_key() {
+    let rng = &mut Rng(11);
+    let (host, _) = terms(rng, false);
+    let groups = Group::ALL.to_vec();
+    let host = HostTerms { concatenation: Concatenation::Required, groups, ..host };
+    for (hash, group, refusal) in [
+        (Hash::Sha512, Group::Ffdhe2048, Explanation::HashNotUsable),
+        (Hash::Sha384, Group::Null, Explanation::GroupNotUsable),
+    ] {
+        let (mut host, next) = Host::new(host.clone(), &rng.randomness(), 7);
+        let Next::Send(bytes) = next else { panic!("it begins") };
+        let (_, Message::Negotiate { hashes, groups, .. }) = Message::decode(&bytes).unwrap()
+        else {
+            panic!("with an offer")
+        };
+        assert!(!hashes.contains(&Hash::Sha512.id()) && !groups.contains(&Group::Null.id()));
+        assert!(matches!(host.sent(), Next::Receive));
+        let challenge = Message::Challenge {
+            hash: hash.id(),
+            group: group.id(),
+            sequence: 1,
+            challenge: vec![1; hash.len_bytes()],
+            dh: vec![2; group.len_bytes()],
+        };
+        let Next::Send(bytes) = host.handle(&challenge.encode(7)) else { panic!("it refuses") };
+        let failure = Message::Failure2 { explanation: refusal };
+        assert_eq!(Message::decode(&bytes), Ok((7, failure)));
+    }
+}
+
 /// Otherwise an attacker in between could free the controller of its proof, or remove a challenge from the
 /// key.
 #[test]

@@ -540,8 +540,7 @@ impl Authentication {
             subnqn: terms.subnqn.clone(),
             secret: secret.clone(),
             ctrl_secret: ctrl_secret.clone(),
-            // No cipher suite has SHA-512.
-            hashes: Hash::ALL[..if concatenates { 2 } else { 3 }].to_vec(),
+            hashes: Hash::ALL.to_vec(),
             groups: GROUPS.to_vec(),
             concatenation: if concatenates { Concatenation::Required } else { Concatenation::No },
         };
