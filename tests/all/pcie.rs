@@ -7,6 +7,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dlfs::address::Address;
@@ -133,28 +134,52 @@ fn a_command_without_an_answer_is_aborted_then_ended_by_a_reset_and_issued_again
     let device = open(&server.address(), &patient_resets()).unwrap();
     let mut pair = Driver::new(&*device);
     let media = server.model.lock().unwrap().media.clone();
-    let resets = server.model.lock().unwrap().num_resets;
-    server.model.lock().unwrap().is_silent = true;
-    let wakes = {
-        let model = Arc::clone(&server.model);
-        // It stays silent until it is disabled, which the host does last.
-        std::thread::spawn(move || {
-            let deadline = Instant::now() + Duration::from_secs(60);
-            while model.lock().unwrap().num_resets == resets && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            model.lock().unwrap().is_silent = false;
-        })
-    };
+    let wakes = silent_until_reset(&server);
     let reads = (0..50).map(|n| read(n * 8, 4096)).collect();
     for (sent, found) in pair.run(reads) {
         assert_eq!(found.result, Ok(()));
         assert!(found.buf[..] == media[sent.slba.0 as usize * 512..][..4096]);
     }
-    wakes.join().unwrap();
-    assert!(server.model.lock().unwrap().num_resets > resets);
+    assert!(wakes.join().unwrap(), "it was reset");
     let other = one(&mut Driver::new(&*device), read(0, 4096));
     assert_eq!(other.result, Ok(()), "queues that are created afterwards work");
+}
+
+/// Silences the controller until it is disabled, which the host does last. Returns whether that has happened.
+fn silent_until_reset(server: &VfioUserServer) -> JoinHandle<bool> {
+    let model = Arc::clone(&server.model);
+    let resets = model.lock().unwrap().num_resets;
+    model.lock().unwrap().is_silent = true;
+    std::thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while model.lock().unwrap().num_resets == resets && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut model = model.lock().unwrap();
+        model.is_silent = false;
+        model.num_resets > resets
+    })
+}
+
+#[test]
+fn a_controller_that_leaves_an_admin_command_without_an_answer_is_reset_and_usable() {
+    if ran_alone(a_controller_that_leaves_an_admin_command_without_an_answer_is_reset_and_usable) {
+        return;
+    }
+    let server = server(|_| {});
+    let device = open(&server.address(), &patient_resets()).unwrap();
+    let pair = device.queue_pair().unwrap();
+    let wakes = silent_until_reset(&server);
+    drop(pair);
+    assert!(wakes.join().unwrap(), "a queue was not deleted");
+    let most = device.capabilities().max_queue_pairs;
+    let pairs: Vec<Driver> = (0..most).map(|_| Driver::new(&*device)).collect();
+    drop(pairs);
+    let wakes = silent_until_reset(&server);
+    let refused = device.queue_pair().err().expect("nobody answers");
+    assert_eq!(refused.kind(), ErrorKind::TimedOut, "{refused}");
+    assert!(wakes.join().unwrap(), "a queue was not created");
+    assert_eq!(one(&mut Driver::new(&*device), read(0, 4096)).result, Ok(()));
 }
 
 #[test]

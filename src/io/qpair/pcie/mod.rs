@@ -64,7 +64,8 @@ impl PcieNamespace {
             _ => None,
         };
         let found = controller.namespace(nsid);
-        let (nsid, identity) = found.map_err(|fault| failed(error_of(fault)))?;
+        let (nsid, identity) =
+            found.map_err(|fault| failed(drive.error_after(&mut controller, fault)))?;
         let namespace = Namespace {
             address: address.to_string(),
             block_len_bytes: identity.block_len_bytes(),
@@ -106,8 +107,10 @@ fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
 /// As for opening a namespace there. `InvalidArgument`: the address is neither a drive's nor a socket's.
 pub fn identify(address: &Address, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
     let drive = open(address, options)?;
-    let pages = drive.controller.lock().identify_all();
-    let pages = pages.map_err(|fault| error_of(fault).target(address.to_string()))?;
+    let mut controller = drive.controller.lock();
+    let pages = controller
+        .identify_all()
+        .map_err(|fault| drive.error_after(&mut controller, fault).target(address.to_string()))?;
     Ok(pages.into_iter().map(|(nsid, page)| (nsid, page.to_vec())).collect())
 }
 
@@ -389,6 +392,15 @@ impl Drive {
             }
             Err(fault) => self.give_up(&fault),
         }
+    }
+
+    /// The error for the fault of an admin command. A controller that has not answered one is reset: until then it is
+    /// given no other.
+    fn error_after(&self, controller: &mut Controller, fault: Fault) -> Error {
+        if let Fault::TimedOut { .. } = fault {
+            self.recover(controller, &fault);
+        }
+        error_of(fault)
     }
 
     /// Gives the controller up for good; the first reason is kept.

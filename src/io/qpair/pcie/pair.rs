@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Drive, Reach, error_of};
+use super::{Drive, Reach};
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -57,7 +57,8 @@ impl PciePair {
         }
         let mut controller = drive.controller.lock();
         let num_resets = drive.num_resets();
-        let queue = controller.create_queue().map_err(error_of)?;
+        let queue = controller.create_queue();
+        let queue = queue.map_err(|fault| drive.error_after(&mut controller, fault))?;
         drop(controller);
         let now = Instant::now();
         Ok(PciePair {
@@ -291,11 +292,14 @@ impl QueuePair for PciePair {
 
 impl Drop for PciePair {
     fn drop(&mut self) {
-        if self.drive.why_over().is_none() {
+        while self.drive.why_over().is_none() {
             let mut controller = self.drive.controller.lock();
             let exists = self.num_resets == self.drive.num_resets();
-            if controller.delete_queue(&self.queue, exists).is_ok() {
-                return; // the device has none of its commands any more
+            match controller.delete_queue(&self.queue, exists) {
+                Ok(()) => return, // the device has none of its commands any more
+                // After a reset the queue does not exist; otherwise its number would stay in use.
+                Err(fault @ Fault::TimedOut { .. }) => self.drive.recover(&mut controller, &fault),
+                Err(_) => break,
             }
         }
         self.queue.drain().into_iter().map(quarantine).for_each(drop);
