@@ -19,7 +19,7 @@ use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::{Io, IoOp};
+use dlfs::qpair::{Io, IoOp, QueuePair};
 use dlfs::tier::{PAGE_BYTES, Policy, Units};
 use dlfs::units::{Generation, Lba};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -428,6 +428,19 @@ fn wait_for_all_held(cache: &Cache) {
     });
 }
 
+/// A queue pair that nobody polls, so two reads of the origin stay outstanding: a read of a piece, and an ahead read
+/// from the next piece on.
+fn with_reads_outstanding(cache: &Cache) -> Box<dyn QueuePair> {
+    let mut pair = cache.devices()[0].queue_pair().unwrap();
+    for piece in 0..2 {
+        let slba = Lba(piece * PIECE_BYTES / PAGE_BYTES);
+        let io = Io { op: IoOp::Read, slba, buf: IoBuf::zeroed(PIECE_BYTES as usize), tag: piece };
+        assert_eq!(pair.submit(&mut VecDeque::from([io])), 1);
+    }
+    assert_eq!(pair.outstanding(), 2);
+    pair
+}
+
 /// A reader's reads of the origin hold back what is fetched ahead; those of a reader that has gone do not.
 #[test]
 fn a_queue_pair_dropped_with_reads_outstanding_lets_the_next_owner_fetch_ahead() {
@@ -435,19 +448,36 @@ fn a_queue_pair_dropped_with_reads_outstanding_lets_the_next_owner_fetch_ahead()
     let uuid = unique_uuid();
     let owner = origin.open_planned(uuid);
     let heir = origin.open_planned(uuid);
-    let mut pair = heir.devices()[0].queue_pair().unwrap();
-    // Nobody polls, so both stay outstanding: a read of a piece, and an ahead read from the next piece on.
-    for piece in 0..2 {
-        let slba = Lba(piece * PIECE_BYTES / PAGE_BYTES);
-        let io = Io { op: IoOp::Read, slba, buf: IoBuf::zeroed(PIECE_BYTES as usize), tag: piece };
-        assert_eq!(pair.submit(&mut VecDeque::from([io])), 1);
-    }
-    assert_eq!(pair.outstanding(), 2);
+    let pair = with_reads_outstanding(&heir);
     drop(owner);
     wait_for("the other one to take over", || heir.owner().is_none());
     drop(pair); // it has not followed the takeover: the owner that it knows is gone
     heir.set_plan(&plan_of(&heir, 0..NUM_UNITS / 2)).unwrap();
     wait_for_all_held(&heir);
+}
+
+#[test]
+fn a_child_that_takes_over_fetches_ahead_whatever_its_parent_was_reading() {
+    if ran_alone(a_child_that_takes_over_fetches_ahead_whatever_its_parent_was_reading) {
+        return;
+    }
+    let origin = origin(25);
+    let notes = tempfile::tempdir().unwrap();
+    let attached = notes.path().join("attached");
+    let owner = origin.open_planned(unique_uuid());
+    let pair = with_reads_outstanding(&owner);
+    // The child never drops the queue pair, as if it were another thread's.
+    let child = spawn_child(|| {
+        wait_for("the child to attach", || owner.owner().is_some());
+        fs::write(&attached, "").unwrap();
+        wait_for("the child to take over", || owner.owner().is_none());
+        owner.set_plan(&plan_of(&owner, 0..NUM_UNITS / 2)).unwrap();
+        wait_for_all_held(&owner);
+        true
+    });
+    wait_for("the child", || attached.exists());
+    drop((pair, owner));
+    assert!(ends_well(child));
 }
 
 #[test]

@@ -632,7 +632,7 @@ impl Copier {
     /// have not arrived in time: see [`CLAIMANT_DEAD`].
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
-        let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;
+        let is_demanded = self.shared.demand().load(Ordering::Acquire) > 0;
         if !filling.fetching.is_empty()
             || now < filling.touched + GRACE && !filling.is_ahead
             || is_demanded && now < filling.begun + LOW_PRIORITY
@@ -681,7 +681,7 @@ impl Copier {
         self.lent.room.is_empty()
             && self.leaving.is_empty()
             && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_QUEUED_FOR_AHEAD
-            && self.shared.demand.load(Ordering::Acquire) == 0
+            && self.shared.demand().load(Ordering::Acquire) == 0
     }
 
     /// The reserved pages of a unit that are to be fetched: without a copy, not under way, and not lent. None unless

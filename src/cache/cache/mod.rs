@@ -159,8 +159,8 @@ struct Opening {
     options: TierOptions,
     /// Counters that continue after takeovers.
     counters: Counters,
-    /// Number of outstanding reads of the origin that a reader of this process waits for.
-    demand: AtomicUsize,
+    /// Number of outstanding reads of the origin that a reader of this process waits for: see [`Opening::demand`].
+    demand: Forked<AtomicUsize>,
     /// The decisions that follow from the rates in `options`.
     sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
@@ -211,7 +211,7 @@ impl Cache {
             counters: Counters::new(options::MAX_TIERS),
             sources: Arc::new(Sources::new(options.rates.clone())),
             plan: Forked::new(Mutex::default()),
-            demand: AtomicUsize::new(0),
+            demand: Forked::new(AtomicUsize::default()),
             holding: Mutex::default(),
             intact: OnceLock::new(),
         });
@@ -426,6 +426,14 @@ impl Cache {
             return link.is_idle();
         }
         shared.counters.is_settled() || shared.fate.died().is_some()
+    }
+}
+
+impl Opening {
+    /// Number of outstanding reads of the origin that a reader of this process waits for. A forked child begins at 0:
+    /// the reads of its parent never end in it.
+    fn demand(&self) -> &AtomicUsize {
+        self.demand.get_or_init(AtomicUsize::default)
     }
 }
 

@@ -208,7 +208,7 @@ impl TieredPair {
         let index = if let PieceSource::Tier(tier) = source {
             usize::from(tier) + 1
         } else {
-            self.shared.demand.fetch_add(1, Ordering::AcqRel);
+            self.shared.demand().fetch_add(1, Ordering::AcqRel);
             ORIGIN
         };
         self.sources[index].push(offset, buf, piece.0);
@@ -264,7 +264,7 @@ impl TieredPair {
         }
         let mut claims = std::mem::take(claims);
         self.claim(&(range.end..ahead.end), &mut claims);
-        self.shared.demand.fetch_add(1, Ordering::AcqRel);
+        self.shared.demand().fetch_add(1, Ordering::AcqRel);
         let len = (ahead.end - ahead.start) as usize;
         let id = self.ahead.open(ahead, claims, now);
         self.sources[ORIGIN].push(range.start, IoBuf::zeroed(len), AHEAD_TAG | u64::from(id));
@@ -338,7 +338,7 @@ impl TieredPair {
         let claims = std::mem::take(&mut ahead.claims);
         let took = now.saturating_duration_since(ahead.began);
         let start = ahead.range.start;
-        self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+        self.shared.demand().fetch_sub(1, Ordering::AcqRel);
         if completion.result.is_err() {
             claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
             for WaitingPiece { piece, buf, .. } in self.ahead.ended(id, None) {
@@ -551,7 +551,7 @@ impl TieredPair {
         let mut place = Place::Origin;
         match (&result, tier) {
             (Ok(()), None) => {
-                self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+                self.shared.demand().fetch_sub(1, Ordering::AcqRel);
                 self.shared.counters.origin_read(len, took);
                 self.pass_on(claims, range.start, &buf);
                 self.serve_waiting(range.start, &buf);
@@ -561,7 +561,7 @@ impl TieredPair {
                 place = self.shared.media[usize::from(tier)].kind();
             }
             (Err(_), None) => {
-                self.shared.demand.fetch_sub(1, Ordering::AcqRel);
+                self.shared.demand().fetch_sub(1, Ordering::AcqRel);
                 claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
             }
             (Err(_), Some(_)) => {
@@ -822,12 +822,15 @@ impl QueuePair for TieredPair {
 impl Drop for TieredPair {
     fn drop(&mut self) {
         let shared = &*self.shared;
+        if !shared.home.is_ours() {
+            return; // opened before a fork: its reads count in the parent
+        }
         let has_copier = shared.has_copier();
         let pieces = self.pieces.outstanding().map(|piece| &piece.info);
         let pieces = pieces.filter(|piece| piece.source == PieceSource::Origin);
         let ahead = self.ahead.outstanding().map(|read| &read.claims);
         for claims in pieces.map(|piece| &piece.claims).chain(ahead) {
-            shared.demand.fetch_sub(1, Ordering::AcqRel);
+            shared.demand().fetch_sub(1, Ordering::AcqRel);
             let claims = claims.iter().filter(|_| has_copier);
             claims.for_each(|&(unit, pages)| shared.release(unit, pages));
         }

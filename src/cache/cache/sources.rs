@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::TierShared;
 use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_base::error::{ErrorKind, Result};
+use dlfs_base::process::Forked;
 use dlfs_base::units::Lba;
 use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::{Device, Io, IoOp, PairScope, QueuePair};
@@ -89,13 +90,19 @@ impl Sources {
 pub(super) struct InFlightLimit {
     /// Number of threads of the tier: as many reads of 1 MiB may be in flight.
     pub(super) threads: usize,
-    /// Bytes in flight.
-    in_flight: AtomicUsize,
+    /// Bytes in flight. A forked child begins at 0: the reads of its parent never end in it.
+    in_flight: Forked<AtomicUsize>,
 }
 
 impl InFlightLimit {
     fn of(threads: u32) -> InFlightLimit {
-        InFlightLimit { threads: threads as usize, in_flight: AtomicUsize::new(0) }
+        let in_flight = Forked::new(AtomicUsize::default());
+        InFlightLimit { threads: threads as usize, in_flight }
+    }
+
+    /// The bytes that this process has in flight.
+    fn in_flight(&self) -> &AtomicUsize {
+        self.in_flight.get_or_init(AtomicUsize::default)
     }
 
     /// The limit in bytes.
@@ -106,7 +113,7 @@ impl InFlightLimit {
     /// Adds `len` bytes if they fit, or if `must` is set; returns whether it did. A queue pair with nothing in
     /// flight sets `must`, so that it always makes progress.
     fn take(&self, len: usize, must: bool) -> bool {
-        let before = self.in_flight.fetch_add(len, Ordering::AcqRel);
+        let before = self.in_flight().fetch_add(len, Ordering::AcqRel);
         let fits = must || before.saturating_add(len) <= self.most_bytes();
         if !fits {
             self.give_back(len);
@@ -115,7 +122,7 @@ impl InFlightLimit {
     }
 
     fn give_back(&self, len: usize) {
-        self.in_flight.fetch_sub(len, Ordering::AcqRel);
+        self.in_flight().fetch_sub(len, Ordering::AcqRel);
     }
 }
 
@@ -128,15 +135,17 @@ pub(super) struct SourcePair {
     limit: Option<Arc<InFlightLimit>>,
     /// I/O that waits for the limit.
     held: VecDeque<Io>,
-    /// Bytes of this queue pair that count towards the limit.
+    /// Bytes of this queue pair that count towards the limit of the process that opened it.
     in_flight: usize,
+    home: Forked<()>,
 }
 
 impl SourcePair {
     pub(super) fn new(pair: Box<dyn QueuePair>, limit: Option<Arc<InFlightLimit>>) -> SourcePair {
         let block_len = u64::from(pair.namespace().block_len_bytes);
         let (pending, held) = Default::default();
-        SourcePair { pair, block_len, pending, limit, held, in_flight: 0 }
+        let home = Forked::new(());
+        SourcePair { pair, block_len, pending, limit, held, in_flight: 0, home }
     }
 
     /// Borrows bytes; `None` if reads are limited or the queue pair lends nothing.
@@ -181,7 +190,7 @@ impl SourcePair {
 
 impl Drop for SourcePair {
     fn drop(&mut self) {
-        if let Some(limit) = &self.limit {
+        if let Some(limit) = self.limit.as_ref().filter(|_| self.home.is_ours()) {
             limit.give_back(self.in_flight);
         }
     }
@@ -248,7 +257,7 @@ mod tests {
             [&mut first, &mut second].into_iter().for_each(|source| _ = source.submit());
             assert!(first.pair.outstanding() + second.pair.outstanding() <= 4);
         }
-        assert_eq!((done, limit.in_flight.load(Ordering::Relaxed)), (16, 0));
+        assert_eq!((done, limit.in_flight().load(Ordering::Relaxed)), (16, 0));
     }
 
     #[test]
@@ -259,9 +268,9 @@ mod tests {
             pair.push(tag << 12, IoBuf::zeroed(4096), tag);
         }
         pair.submit();
-        assert_eq!(limit.in_flight.load(Ordering::Relaxed), 1 << 20, "256 of 300");
+        assert_eq!(limit.in_flight().load(Ordering::Relaxed), 1 << 20, "256 of 300");
         drop(pair);
-        assert_eq!(limit.in_flight.load(Ordering::Relaxed), 0);
+        assert_eq!(limit.in_flight().load(Ordering::Relaxed), 0);
         let mut pair = source(&limit);
         pair.push(0, IoBuf::zeroed(8 << 20), 0);
         pair.push(0, IoBuf::zeroed(4096), 1);
