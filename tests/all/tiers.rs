@@ -579,6 +579,21 @@ fn a_tier_larger_than_the_free_space_warns_and_uses_the_free_space() {
 }
 
 #[test]
+fn tiers_of_one_folder_share_a_disk_that_is_hardly_larger_than_all_of_them() {
+    let Some(disk) = SmallDisk::new(8 << 20) else { return };
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:8M", disk.path().display())]);
+    // The first leaves less free than both take together.
+    let train = filled(1, 1, 1, &tiers);
+    read_filled(&train, 1);
+    let validation = filled(2, 2, 1, &tiers);
+    read_filled(&validation, 2);
+    assert_eq!([&train, &validation].map(|cache| cache.stats().tiers[0].fills), [48, 48]);
+    drop((train, validation));
+    let run = |fill| read_filled(&filled(fill, fill, 1, &tiers), fill);
+    assert_eq!([1, 2, 1].map(run), [48, 48, 48], "neither gives way to the other");
+}
+
+#[test]
 fn a_tier_larger_than_its_whole_file_system_or_memory_is_refused_by_name() {
     let data = Data::new();
     let Some(disk) = SmallDisk::new(4 << 20) else { return };

@@ -3,8 +3,9 @@
 //! The header of a file states the file's quota. The quota that a user gives for a folder limits the sum over all its
 //! tiers: a tier that is opened reserves what its data set needs, within this limit. If the other tiers leave less,
 //! those that no process has open are removed: first older generations of the same image, then the tiers that were
-//! opened longest ago. Tiers in use stay, and the tier that is opened gets the rest. A file may be longer than its
-//! quota, since it is sparse.
+//! opened longest ago. Tiers in use stay, and the tier that is opened gets the rest. If the file system has less room
+//! than that quota, what is free there and what the folder's tiers occupy is divided instead. A file may be longer than
+//! its quota, since it is sparse.
 //!
 //! The folder itself is locked while files are created and removed. A file that does not begin with the
 //! magic number of a tier is not a tier, whatever its name: it is neither counted nor removed.
@@ -19,7 +20,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::Identity;
-use super::own_files::remove_beside;
+use super::own_files::{blocks_bytes, bytes_beside, remove_beside};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_io::qpair::file::is_without_locks;
@@ -92,6 +93,15 @@ impl FolderLock {
         Ok(wanted.min(quota.saturating_sub(reserved)) / PAGE_BYTES * PAGE_BYTES)
     }
 
+    /// Bytes that the tiers in the folder except `own` occupy on their file system.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    pub(super) fn bytes_of_others(&self, own: &Path, identity: Identity) -> Result<u64> {
+        let bytes = |other: Other| other.occupied.saturating_add(bytes_beside(&other.path));
+        Ok(self.others(own, identity)?.into_iter().map(bytes).fold(0, u64::saturating_add))
+    }
+
     /// The tiers in the folder except `own`.
     fn others(&self, own: &Path, identity: Identity) -> Result<Vec<Other>> {
         let generation_of = |name: &str| {
@@ -116,7 +126,8 @@ impl FolderLock {
             let opened = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             let is_older = generation_of(&name).is_some_and(|found| found < identity.generation.0);
             let quota = Index::quota_of(&head).unwrap_or(metadata.len());
-            others.push(Other { path, quota, opened, is_older });
+            let occupied = blocks_bytes(&metadata);
+            others.push(Other { path, quota, occupied, opened, is_older });
         }
         Ok(others)
     }
@@ -127,6 +138,8 @@ struct Other {
     path: PathBuf,
     /// The quota in bytes that the file's header states; the file's length if the header states none.
     quota: u64,
+    /// Bytes that the file occupies on its file system.
+    occupied: u64,
     /// Time of the last use: see [`note_use`].
     opened: SystemTime,
     /// Set if it belongs to an older generation of the same image.

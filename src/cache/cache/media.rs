@@ -341,7 +341,9 @@ fn in_file(
         let text = "another process uses this tier";
         return Err(of_tier(Error::new(ErrorKind::Busy, text).path(path), &name));
     }
-    let mut quota = capped_by_disk(&path, quota, data_offset, &name)?;
+    let others =
+        folder.as_ref().map_or(Ok(0), |folder| folder.bytes_of_others(&path, *identity))?;
+    let mut quota = capped_by_disk(&path, quota, (data_offset, others), &name)?;
     if let Some(folder) = &folder {
         let wanted = data_offset.saturating_add(units.num_pages() * PAGE_BYTES);
         quota = folder.reserve(&path, *identity, quota, wanted)?;
@@ -478,12 +480,19 @@ fn open_index(
     Ok((index, kept))
 }
 
-/// The quota, or the whole pages that are free on the file system if they are less. Warns in that case.
+/// The quota, or the whole pages of the file system that are free or taken by tiers if they are less. Warns in that
+/// case. `others` are the bytes that the other tiers of the same folder take: the quota is for all of them together.
 ///
 /// # Errors
 /// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: not even the index fits.
-fn capped_by_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
+fn capped_by_disk(
+    path: &Path,
+    quota: u64,
+    (data_offset, others): (u64, u64),
+    name: &str,
+) -> Result<u64> {
     let Some((free, all)) = room_on_disk(path) else { return Ok(quota) };
+    let free = free.saturating_add(others);
     if quota > all {
         let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
         let hint = "give a quota that fits, or another path";
