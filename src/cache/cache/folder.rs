@@ -177,7 +177,9 @@ fn head_of_tier(path: &Path) -> Option<Vec<u8>> {
 
 /// Returns whether no process has the file open as a tier.
 pub(super) fn is_unused(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| try_lock(&file).unwrap_or(true))
+    // For writing, since NFS refuses an exclusive lock on a file that is open for reading alone.
+    let file = OpenOptions::new().read(true).write(true).open(path).or_else(|_| File::open(path));
+    file.is_ok_and(|file| try_lock(&file).unwrap_or(true))
 }
 
 /// Locks a tier that no process has open; `None` if a process has it open, or if it cannot be opened.
