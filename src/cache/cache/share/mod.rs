@@ -191,7 +191,7 @@ pub(in crate::cache) fn connect(name: &str) -> Result<Option<(UnixStream, Hello,
     };
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HELLO_WAIT))?;
-    stream.set_write_timeout(Some(HELLO_WAIT))?;
+    stream.set_write_timeout(Some(OWNER_SILENCE))?;
     let (text, files) = receive(&stream)?;
     let hello = parse(&text)?;
     stream.set_read_timeout(None)?;
@@ -262,9 +262,14 @@ const MAX_HELLO_BYTES: usize = 64 << 10;
 /// Timeout of the owner's answer.
 const HELLO_WAIT: Duration = Duration::from_secs(1);
 
+/// Time for which an owner may take no message before it counts as gone: longer than it needs to merge large plans, and
+/// short enough that the messages to an owner that is stopped stay few.
+const OWNER_SILENCE: Duration = Duration::from_secs(30);
+
 #[cfg(test)]
 mod tests {
     use super::super::options::MAX_TIERS;
+    use std::io::Write;
     use std::os::fd::AsFd;
 
     use super::*;
@@ -301,6 +306,27 @@ mod tests {
         let sent: Vec<u64> = borrowed.into_iter().map(inode).collect();
         let found: Vec<u64> = found.iter().map(|file| inode(file.as_fd())).collect();
         assert_eq!(sent, found, "in their order");
+    }
+
+    #[test]
+    fn an_owner_may_take_longer_to_take_messages_than_to_answer() {
+        let name = format!("test-{}-busy", std::process::id());
+        let listener = Listener::on(&name).unwrap();
+        let attaching = std::thread::spawn(move || connect(&name).unwrap().unwrap().0);
+        let stream = loop {
+            match listener.accept().unwrap() {
+                Some(stream) => break stream,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        send(&stream, &hello(), &[]).unwrap();
+        let mut attached = attaching.join().unwrap();
+        // More than the socket holds, so that the sender waits for the owner.
+        let sent = std::thread::spawn(move || attached.write_all(&vec![7; 4 << 20]));
+        std::thread::sleep(HELLO_WAIT * 2);
+        stream.set_nonblocking(false).unwrap();
+        (&stream).read_exact(&mut vec![0; 4 << 20]).unwrap();
+        sent.join().unwrap().unwrap();
     }
 
     #[test]
