@@ -590,7 +590,8 @@ impl TierShared {
 
     /// Stops copying to `tier`; warns the first time.
     fn switch_off(&self, tier: u8, why: &dyn std::fmt::Display) {
-        if self.ledger.lock().switch_off(tier) {
+        // A forked child that reads its parent's state must not wait for its locks.
+        if self.home.is_ours() && self.ledger.lock().switch_off(tier) {
             let tier = &self.media[usize::from(tier)].name;
             tracing::warn!(%tier, "the tier takes no more copies: {why}");
         }
@@ -609,7 +610,8 @@ impl Tiers {
     fn stats(&self) -> CacheStats {
         let shared = self.latest();
         let tiers = (0..).zip(&shared.media).zip(shared.count_pages());
-        let ledger = shared.ledger.lock();
+        // A forked child that reads its parent's state must not wait for its locks.
+        let ledger = shared.home.is_ours().then(|| shared.ledger.lock());
         CacheStats {
             tiers: tiers
                 .map(|((number, media), (reserved, held))| TierStats {
@@ -617,7 +619,7 @@ impl Tiers {
                     capacity_bytes: media.capacity_pages * PAGE_BYTES,
                     used_bytes: reserved * PAGE_BYTES,
                     held_bytes: held * PAGE_BYTES,
-                    is_off: ledger.is_off(number),
+                    is_off: ledger.as_ref().is_some_and(|ledger| ledger.is_off(number)),
                     ..shared.counters.tier(number)
                 })
                 .collect(),
