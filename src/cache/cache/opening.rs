@@ -43,8 +43,23 @@ impl Owned {
             }
         })?;
         let serve = |sharing| TierOwner::start(Arc::clone(shared), sharing);
-        Ok(Owned { copier, owner: sharing.map(serve).transpose()? })
+        match sharing.map(serve).transpose() {
+            Ok(owner) => Ok(Owned { copier, owner }),
+            Err(error) => {
+                end_copier(shared, Some(copier)); // otherwise it would keep the locks of the tiers
+                Err(error)
+            }
+        }
     }
+}
+
+/// Ends the thread of the copier, if there is one, once it has written what has arrived.
+fn end_copier(shared: &TierShared, copier: Option<Thread>) {
+    shared.stop.store(true, Ordering::Release);
+    shared.waker.iter().for_each(Waker::wake);
+    copier.into_iter().for_each(|copier| {
+        copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
+    });
 }
 
 impl Opening {
@@ -379,11 +394,7 @@ impl Running {
         let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
         // Before the copier ends, so that the copier also writes the pages that attached processes have sent.
         owner.flatten().into_iter().for_each(TierOwner::stop);
-        shared.stop.store(true, Ordering::Release);
-        shared.waker.iter().for_each(Waker::wake);
-        copier.into_iter().for_each(|copier| {
-            copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
-        });
+        end_copier(shared, copier);
     }
 }
 
