@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::error::{Result, cannot_listen};
 use crate::metrics::{BUILD, CONTENT_TYPE, Snapshot};
-use crate::process::Forked;
+use crate::process::{Forked, NotInherited};
 use crate::registry;
 use crate::threads::{self, Fate, Thread, caught};
 
@@ -59,7 +59,9 @@ impl Exporter {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(io::Error::from)?;
         let fate = Fate::default();
-        let responder = Responder { listener, stop: stop.try_clone()?, clients: Vec::new() };
+        let stopped = stop.try_clone()?;
+        let own = NotInherited::close(listener.as_fd());
+        let responder = Responder { _own: own, listener, stop: stopped, clients: Vec::new() };
         let thread = threads::start("dlfs-metrics", &fate, responder, Responder::run)?;
         Ok(Exporter { local_addr, stop, thread: Forked::new(Some(thread)), fate })
     }
@@ -95,6 +97,8 @@ impl std::fmt::Debug for Exporter {
 
 /// State of the serving thread.
 struct Responder {
+    /// Keeps forked children from holding the port.
+    _own: NotInherited,
     listener: TcpListener,
     /// Readable once the thread is to end.
     stop: OwnedFd,

@@ -1,12 +1,13 @@
-//! A forked child begins with an empty page of metrics, and sees what it opens itself.
+//! A forked child begins with an empty page of metrics, and sees what it opens itself. It does not keep the port.
 
 use std::fs;
 
 use crate::support::alone::ran_alone;
 use crate::support::fork;
+use crate::support::ports::is_kept_by_a_child;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, OnError, Options, Query};
-use dlfs::exporter;
+use dlfs::exporter::{self, Exporter};
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::metrics::{BUILD, READ_COMMAND_SECONDS, READ_COMMANDS, Snapshot};
 use dlfs::qpair::ConnectOptions;
@@ -55,4 +56,14 @@ fn a_forked_child_counts_for_itself() {
     assert_eq!(counts(&exporter::snapshot()), before, "the child counts nothing here");
     drop(inherited);
     assert_eq!(exporter::snapshot().sum(&READ_COMMANDS), 1.0);
+}
+
+#[test]
+fn a_forked_child_does_not_keep_the_port_of_metrics() {
+    if ran_alone(a_forked_child_does_not_keep_the_port_of_metrics) {
+        return;
+    }
+    let exporter = Exporter::serve("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = exporter.local_addr();
+    assert!(!is_kept_by_a_child(address, || drop(exporter)));
 }
