@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::alone::ran_alone;
 use crate::support::faults::{Fault, Faulty, Rule};
 use crate::support::hostile_target::{HostileTarget, Misbehaviour};
-use crate::support::ports::bind_again;
+use crate::support::ports::{bind_again, is_kept_by_a_child};
 use crate::support::random::Random;
 use crate::support::raw_host::{RawHost, Reply};
 use dlfs::ErrorKind;
@@ -578,4 +579,15 @@ fn a_host_says_whether_reads_of_deallocated_blocks_have_a_status_of_their_own() 
         assert!(host.call(on, &[]).0.status().is_success());
         assert_eq!(read(), absent);
     }
+}
+
+/// A rank that serves its tiers forks the workers of a data loader, which may outlive it.
+#[test]
+fn a_forked_child_does_not_keep_the_port_of_a_target() {
+    if ran_alone(a_forked_child_does_not_keep_the_port_of_a_target) {
+        return;
+    }
+    let (target, _) = serve(|_| {});
+    let address = target.local_addr();
+    assert!(!is_kept_by_a_child(address, || drop(target)));
 }
