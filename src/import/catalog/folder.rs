@@ -129,6 +129,13 @@ impl FolderStore {
         Ok(self.open(MARK, OFlags::PATH)?.is_some())
     }
 
+    /// Returns whether there is a regular file at `path`.
+    fn is_regular_file(&self, path: &str) -> bool {
+        let opened = self.open(path, OFlags::PATH).ok().flatten();
+        let found = opened.and_then(|fd| fs::fstat(fd).ok());
+        found.is_some_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::RegularFile)
+    }
+
     fn no_catalog(&self) -> Error {
         Error::new(ErrorKind::NotFound, "there is no catalogue in this folder")
             .path(&self.root)
@@ -173,8 +180,15 @@ impl Store for FolderStore {
         if !self.is_there()? {
             return Err(self.no_catalog());
         }
-        let is_name = |name: &str, kind| is_catalog_word(name) && kind != FileType::RegularFile;
-        self.list("", |name, kind| is_name(name, kind).then(|| name.to_owned()))
+        let found = self.list("", |name, kind| {
+            let is_name = is_catalog_word(name) && kind != FileType::RegularFile;
+            is_name.then(|| (name.to_owned(), kind))
+        })?;
+        // A listing need not tell kinds: that of NFS does not always, and old XFS has none.
+        let is_folder = |(name, kind): &(String, FileType)| {
+            *kind != FileType::Unknown || !self.is_regular_file(name)
+        };
+        Ok(found.into_iter().filter(is_folder).map(|(name, _)| name).collect())
     }
 
     fn aliases(&self, name: &str) -> Result<Vec<String>> {
