@@ -6,7 +6,7 @@
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound};
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -52,9 +52,13 @@ impl Rendezvous for Folder {
         let written = file.and_then(|mut file| file.write_all(record));
         written.map_err(|error| failed(error, &temporary))?;
         let linked = fs::hard_link(&temporary, &path);
+        // If NFS loses the answer to a link request, it sends the request again, which fails with EEXIST. The temporary
+        // file then has two links.
+        let is_linked = fs::metadata(&temporary).is_ok_and(|found| found.nlink() == 2);
         // The temporary file is no longer needed, even if linking failed; a leftover does no harm.
         let _ = fs::remove_file(&temporary);
         match linked {
+            Err(_) if is_linked => Ok(()),
             Err(error) if error.kind() == AlreadyExists => {
                 let message = format!("rank {rank} is there twice, or this round was there before");
                 let hint = "give each process a rank of its own, and each start a round of its own";
@@ -66,6 +70,9 @@ impl Rendezvous for Folder {
     }
 
     fn get(&mut self, world_size: u32, _: Instant) -> Result<Vec<Option<Vec<u8>>>> {
+        // Makes an NFS client ask whether the folder has changed. Otherwise it remembers for up to a minute that a
+        // rank's file was absent. A failure is that of the reads.
+        let _ = fs::File::open(&self.path);
         (0..world_size).map(|rank| read(&self.file_of(rank))).collect()
     }
 
