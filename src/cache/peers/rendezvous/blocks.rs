@@ -6,6 +6,7 @@
 //! any more.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ pub struct Blocks {
     world_size: u32,
     /// This rank, and its record once it is set.
     own: Option<(u32, Vec<u8>)>,
+    /// The other ranks' records of this round that were read. They stay as they are, so they are not read again.
+    known: Vec<Option<Vec<u8>>>,
     side: Side,
 }
 
@@ -72,7 +75,7 @@ impl Blocks {
         let place = format!("rank 0's port {}", target.local_addr());
         let memory = Blocking::new(memory.queue_pair()?)?;
         let side = Side::Rank0 { _target: target, memory };
-        Ok(Blocks { place, world_size, own: None, side })
+        Ok(Blocks::of(place, world_size, side))
     }
 
     /// The side of every other rank. `host` is the address or name of rank 0's machine, where rank 0 listens at `port`,
@@ -99,19 +102,32 @@ impl Blocks {
             connect_timeout: ATTEMPT,
             tcp_connect_timeout: ATTEMPT,
             ctrl_loss_tmo: Duration::ZERO,
-            io_timeout: ATTEMPT,
+            io_timeout: time_of_call(world_size),
             paths: Vec::new(),
             writable: true,
             ..connect
         });
         let side = Side::Other { address: Address::Tcp(address), connect, connection: None };
         let place = format!("rank 0's port {host}:{port}");
-        Blocks { place, world_size, own: None, side }
+        Blocks::of(place, world_size, side)
     }
 
-    /// Reads the blocks of all ranks, and writes this rank's own block if necessary.
+    fn of(place: String, world_size: u32, side: Side) -> Blocks {
+        Blocks { place, world_size, own: None, known: vec![None; world_size as usize], side }
+    }
+
+    /// From the first to the last of the other ranks whose record is not known.
+    fn unknown(&self) -> Range<u32> {
+        let own = self.own.as_ref().map(|(rank, _)| *rank);
+        let is_unknown = |&rank: &u32| self.known[rank as usize].is_none() && Some(rank) != own;
+        let mut unknown = (0..self.world_size).filter(is_unknown);
+        unknown.next().map_or(0..0, |first| first..unknown.next_back().unwrap_or(first) + 1)
+    }
+
+    /// Reads the blocks of all ranks whose record is not known, and writes this rank's own block if necessary.
     fn read(&mut self) -> Result<Vec<Option<Vec<u8>>>> {
         let world_size = self.world_size;
+        let unknown = self.unknown();
         let io = match &mut self.side {
             Side::Rank0 { memory, .. } => memory,
             Side::Other { connection: Some(connection), .. } => connection,
@@ -119,10 +135,19 @@ impl Blocks {
                 connection.insert(connected(address, connect, world_size)?)
             }
         };
-        let bytes = io.read(0, world_size as usize * BLOCK_BYTES)?;
-        let mut blocks: Vec<Option<Vec<u8>>> = bytes.chunks(BLOCK_BYTES).map(content).collect();
+        let bytes = io.read(offset_of(unknown.start), unknown.len() * BLOCK_BYTES)?;
+        let mut blocks = self.known.clone();
+        for (block, bytes) in
+            blocks[unknown.start as usize..].iter_mut().zip(bytes.chunks(BLOCK_BYTES))
+        {
+            *block = block.take().or_else(|| content(bytes));
+        }
         let Some((rank, own)) = &self.own else { return Ok(blocks) };
+        for other in unknown.filter(|other| other != rank).map(|other| other as usize) {
+            self.known[other] = blocks[other].clone().filter(|found| is_of_round(found, own));
+        }
         let block = &mut blocks[*rank as usize];
+        *block = content(&io.read(offset_of(*rank), BLOCK_BYTES)?);
         // If another process has written a record of this rank and round, that record stays, and its process goes on.
         // This process gets it in place of its own, and `gather` reports the conflict. A record of an earlier start is
         // overwritten, even if ranks of that start still run.
@@ -169,6 +194,7 @@ impl Rendezvous for Blocks {
             Err(error) => {
                 if let Side::Other { connection, .. } = &mut self.side {
                     *connection = None;
+                    self.known.fill(None); // another process may be rank 0 by now
                 }
                 if Instant::now() < deadline {
                     return Ok(vec![None; world_size as usize]);
@@ -220,7 +246,7 @@ fn connected(address: &Address, connect: &ConnectOptions, world_size: u32) -> Re
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     }
     let mut io = Blocking::new(device.queue_pair()?)?;
-    io.set_deadline(ATTEMPT);
+    io.set_deadline(time_of_call(world_size));
     Ok(io)
 }
 
@@ -250,10 +276,15 @@ fn nqn() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:rendezvous").expect("it is short and has no control characters")
 }
 
+/// Timeout of one read or write: all ranks may read all records at the same time, each at 1 MiB a second.
+fn time_of_call(world_size: u32) -> Duration {
+    ATTEMPT + Duration::from_secs(offset_of(world_size) >> 20)
+}
+
 /// Length of a block; a record has up to 1 KiB.
 const BLOCK_BYTES: usize = 4096;
 
-/// Timeout of one attempt to connect, and of one read or write.
+/// Timeout of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Time that rank 0 waits, once all records are there, for ranks that have not read all of them.
@@ -348,6 +379,39 @@ mod tests {
             error.contains("did not come to rank 0's port") && error.ends_with(": 2"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn records_that_are_known_are_not_read_again() {
+        const RANKS: u32 = 6;
+        let mut host = Blocks::host("127.0.0.1:0".parse().unwrap(), RANKS, None).unwrap();
+        let port = port_of(&host);
+        let connect = ConnectOptions::default();
+        let came = |rank: u32, blocks: &mut Blocks| {
+            blocks.set(rank, &record(rank, RANKS).to_bytes().unwrap()).unwrap();
+            blocks.get(RANKS, soon()).unwrap()
+        };
+        let guest = || Blocks::guest("127.0.0.1", port, RANKS, &connect, None);
+        let mut first = guest();
+        came(1, &mut first);
+        assert_eq!(first.unknown(), 0..RANKS);
+        (3..RANKS).for_each(|rank| drop(came(rank, &mut guest())));
+        assert_eq!(came(2, &mut guest()).iter().flatten().count(), 5, "all but rank 0's");
+        for _ in 0..2 {
+            let found = first.get(RANKS, soon()).unwrap();
+            assert!(found[0].is_none() && found[1..].iter().all(Option::is_some));
+            assert_eq!(first.unknown(), 0..1);
+        }
+        came(0, &mut host);
+        assert!(first.get(RANKS, soon()).unwrap().iter().all(Option::is_some));
+        assert_eq!(first.unknown(), 0..0);
+        assert!(first.get(RANKS, soon()).unwrap().iter().all(Option::is_some), "still");
+        drop(host);
+        let until = Instant::now() + Duration::from_secs(60);
+        while first.get(RANKS, soon()).unwrap().iter().any(Option::is_some) {
+            assert!(Instant::now() < until, "rank 0 has ended");
+        }
+        assert_eq!(first.unknown(), 0..RANKS, "another process may be rank 0 next");
     }
 
     #[test]
