@@ -56,10 +56,12 @@ impl Round {
     ///
     /// # Errors
     /// A record does not belong to this start of the job: its world size, version, image, generation, order or job
-    /// key differs from this rank's; the message names both ranks and both values. Or two nodes have the same tiers.
+    /// key differs from this rank's; the message names both ranks and both values. Two nodes have the same tiers. A
+    /// rank has more tiers, or more room in them, than there can be.
     pub fn new(records: Vec<Record>, own: u32) -> Result<Round> {
         let mine = &records[own as usize];
         records.iter().try_for_each(|record| check_alike(mine, record))?;
+        records.iter().try_for_each(check_rooms)?;
         check_tiers(&records)?;
         let mut nodes: BTreeMap<u64, Node> = BTreeMap::new();
         for record in &records {
@@ -120,6 +122,19 @@ impl Round {
         let members: Vec<Member> = self.nodes.iter().map(member).collect();
         ChunkHolders::new(self.records[0].image, &members, chunk_bytes)
     }
+}
+
+/// Checks the number and the room of a rank's tiers: plans count with both.
+fn check_rooms(record: &Record) -> Result<()> {
+    let Record { rank, host, room_pages, .. } = record;
+    let sum = room_pages.iter().try_fold(0_u64, |sum, &pages| sum.checked_add(pages));
+    if room_pages.len() <= MAX_TIERS && sum.is_some() {
+        return Ok(());
+    }
+    let message = format!("rank {rank} on {host} has tiers of these pages: {room_pages:?}");
+    let hint =
+        format!("a rank has at most {MAX_TIERS} tiers, and less than 2^64 pages in all of them");
+    Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint))
 }
 
 /// Checks that no two nodes have the same tiers: the room of these tiers would count twice.
@@ -269,6 +284,10 @@ pub(super) fn identity(name: Option<&str>) -> (u64, String) {
     (xxh3_64(text.as_bytes()), host.trim().to_owned())
 }
 
+/// The most tiers of a rank: the address of a planned copy (`dlfs_order::plan`) encodes the tier in 4 bits; all ones:
+/// none.
+const MAX_TIERS: usize = 15;
+
 /// Label of the difference between ranks with different keys.
 const JOB_KEY: &str = "job key";
 
@@ -391,6 +410,22 @@ pub(super) mod tests {
         long.to_bytes().unwrap();
         long.host = "h".repeat(500);
         assert_eq!(long.to_bytes().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn tiers_that_no_rank_can_have_are_refused_by_the_rank_that_says_so() {
+        let round = |room_pages: &[u64]| {
+            let mut all = records(3);
+            all[2].room_pages = room_pages.to_vec();
+            Round::new(all, 0).map(drop)
+        };
+        round(&[]).unwrap();
+        round(&[1 << 40; MAX_TIERS]).unwrap();
+        for wrong in [&[0; MAX_TIERS + 1][..], &[u64::MAX, 1]] {
+            let error = round(wrong).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.report().contains("rank 2 on node1"), "{}", error.report());
+        }
     }
 
     #[test]
