@@ -278,6 +278,25 @@ fn an_epoch_that_is_read_again_has_the_samples_that_have_left() {
 }
 
 #[test]
+fn a_jump_to_an_epoch_far_away_needs_no_more_room_than_the_next_one() {
+    let origin = Origin::new(31, 400, |_| 4 << 10);
+    let dataset = Dataset::from_image(origin.open(), ReaderOptions::default());
+    let pages = |id| {
+        let extent = dataset.directory().extent(SampleId(id)).unwrap();
+        let end = extent.offset_bytes + u64::from(extent.len_bytes);
+        end.div_ceil(PAGE_BYTES) - extent.offset_bytes / PAGE_BYTES
+    };
+    // The shares, what an epoch exchanges, and a little more.
+    let room = (0..400).map(pages).sum::<u64>() * PAGE_BYTES * 13 / 10;
+    let job = Job { spec: format!("ram:{room}"), ..Job::new(&origin, 0.2, 4, 20) };
+    let ranks = job.start(&origin);
+    // By then, a rank has a quarter of its first samples.
+    let later = Job { epochs: 12..13, ..job };
+    assert!(read_all(&origin, &later, &ranks) == expected(&origin, &later));
+    assert!(ranks.iter().all(|rank| stats(rank).held_bytes <= room / 4));
+}
+
+#[test]
 fn a_dead_rank_s_samples_come_from_the_origin() {
     let origin = Origin::new(7, 320, |_| 4_096);
     let job = Job { patience: Duration::from_millis(100), ..Job::new(&origin, 0.5, 4, 4) };

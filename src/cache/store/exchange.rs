@@ -156,7 +156,14 @@ impl Exchange {
             let text = "bringing the share into the store was interrupted";
             if goes_on(staged) { Ok(()) } else { Err(Error::new(ErrorKind::Interrupted, text)) }
         };
-        self.stage(&share, &before, &next, &mut tell)?;
+        if let Err(error) = self.stage(&share, &before, &next, &mut tell) {
+            if error.kind() != ErrorKind::NoSpace {
+                return Err(error);
+            }
+            // The samples of an epoch far away, which would be deleted below, took the room.
+            self.keep_only(&share, &before, &next)?;
+            self.stage(&share, &before, &next, &mut tell)?;
+        }
         // The share is here now. Samples that leave stay until their new ranks have them.
         before.open.clear();
         before.due = before.steps.len();
