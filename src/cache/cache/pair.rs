@@ -108,6 +108,8 @@ pub(super) struct TieredPair {
     /// Number of copies of an earlier run that had been verified at the last check, and the time since which
     /// this number is unchanged.
     checks: (u64, Instant),
+    /// The earliest time of the next attempt to open the next owner's tiers, after one that has failed.
+    follow_at: Option<Instant>,
     /// Set if the last poll made progress. A source may then have left transfers to the next poll, which must
     /// come without waiting for a completion of this queue pair.
     has_moved: bool,
@@ -148,6 +150,7 @@ impl TieredPair {
             ahead: ReadAhead::default(),
             waiting: Vec::new(),
             next_check: None,
+            follow_at: None,
             checks: (0, Instant::now()),
             has_moved: false,
             cuts: Vec::new(),
@@ -164,7 +167,7 @@ impl TieredPair {
         if checked.is_err() || io.op != IoOp::Read {
             return self.ready.push_back(io.end(checked));
         }
-        self.follow_takeover();
+        self.follow_takeover(now);
         let start = io.slba.0 * PAGE_BYTES;
         let range = start..start + io.buf.len() as u64;
         let evictions = self.shared.copies.evictions();
@@ -216,10 +219,17 @@ impl TieredPair {
 
     /// Switches to the next owner's tiers once no read from the last owner's tiers is outstanding. Until
     /// then, reads go to the origin.
-    fn follow_takeover(&mut self) {
-        if self.shared.next.get().is_none() || self.sources[1..].iter().any(SourcePair::is_busy) {
+    fn follow_takeover(&mut self, now: Instant) {
+        let is_early = self.follow_at.is_some_and(|at| now < at);
+        if self.shared.next.get().is_none()
+            || is_early
+            || self.sources[1..].iter().any(SourcePair::is_busy)
+        {
             return;
         }
+        self.follow_at = Some(now + FOLLOW_AGAIN);
+        // Not read any more; and a target may grant too few queues for those of both owners.
+        self.sources.truncate(1);
         let next = Arc::clone(self.shared.latest());
         let mut sources = Vec::with_capacity(next.media.len());
         for tier in 0..next.media.len() as u8 {
@@ -241,8 +251,8 @@ impl TieredPair {
                 }
             }
         }
-        self.sources.truncate(1);
         self.sources.append(&mut sources);
+        self.follow_at = None;
         self.shared = next;
     }
 
@@ -854,6 +864,9 @@ const ORIGIN: usize = 0;
 
 /// Interval between checks of pages that are being fetched.
 const CHECK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Pause between attempts to open the next owner's tiers: connecting to a remote tier takes time, at each read.
+const FOLLOW_AGAIN: Duration = Duration::from_secs(1);
 
 /// Timeout of a wait for pages that another claimant reads, unless the origin is slow: see
 /// [`TieredPair::longest_wait`]. After it the claimant is dead or very slow.
