@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::address::{Address, CatalogPlace, CatalogVersion};
@@ -407,6 +408,19 @@ impl Store for Meanwhile {
     fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()> {
         self.0.write_index(name, index)
     }
+}
+
+#[test]
+fn a_version_is_added_without_reading_more_than_the_last_one() {
+    let folder = tempfile::tempdir().unwrap();
+    add_all(&open(folder.path()), 1..=20);
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&reads);
+    let catalog = Meanwhile::open(folder.path(), move |_, is_append| {
+        counted.fetch_add(usize::from(!is_append), Ordering::Relaxed);
+    });
+    assert_eq!(catalog.add("train", &record(1, 21)).unwrap(), 21);
+    assert_eq!(reads.load(Ordering::Relaxed), 1);
 }
 
 #[test]

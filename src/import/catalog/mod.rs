@@ -175,9 +175,9 @@ impl Catalog {
             store.create()?;
             let log = Log::Versions(name.to_owned());
             loop {
-                let versions = entries_of::<VersionEntry>(store, &log)?;
-                let last = versions.last().map_or(0, |(number, _)| *number);
-                if let Some((number, newest)) = living(versions).pop() {
+                let entry = newest_entry::<VersionEntry>(store, &log)?;
+                let last = entry.as_ref().map_or(0, |(number, _)| *number);
+                if let Some((number, newest)) = living_at(store, name, entry)? {
                     if newest.is_same_as(&record) {
                         return Ok(number);
                     }
@@ -473,9 +473,20 @@ fn live_versions(store: &dyn Store, name: &str) -> Result<Vec<(u64, Record)>> {
     Ok(living(entries_of(store, &Log::Versions(name.to_owned()))?))
 }
 
-/// The newest version of a data set that was not removed. Usually it is the last entry, and nothing else is read.
+/// The newest version of a data set that was not removed.
 fn newest_version(store: &dyn Store, name: &str) -> Result<Option<(u64, Record)>> {
-    match newest_entry(store, &Log::Versions(name.to_owned()))? {
+    let entry = newest_entry(store, &Log::Versions(name.to_owned()))?;
+    living_at(store, name, entry)
+}
+
+/// The newest version of a data set that was not removed; `entry` is the last entry of its log. Usually that is the
+/// version, and nothing else is read.
+fn living_at(
+    store: &dyn Store,
+    name: &str,
+    entry: Option<(u64, VersionEntry)>,
+) -> Result<Option<(u64, Record)>> {
+    match entry {
         Some((number, VersionEntry::Added(record))) => Ok(Some((number, *record))),
         Some(_) => Ok(live_versions(store, name)?.pop()),
         None => Ok(None),
