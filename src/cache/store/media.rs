@@ -30,6 +30,9 @@ pub(super) struct Media {
 
 /// A sparse file, or sparse memory.
 pub(super) struct Storage {
+    /// The lock of a file; forked children do not keep it. Declared before the owners of the file descriptor, so that it
+    /// is dropped first.
+    _lock: Option<NotInherited>,
     /// The device with all pages.
     pub(super) device: Arc<dyn Device>,
     /// Frees a range of bytes.
@@ -38,8 +41,6 @@ pub(super) struct Storage {
     pub(super) kind: Place,
     /// Set if the storage had content when it was opened.
     pub(super) was_used: bool,
-    /// The lock of a file; forked children do not keep it.
-    _lock: Option<NotInherited>,
 }
 
 impl Media {
