@@ -511,6 +511,33 @@ mod tests {
     }
 
     #[test]
+    fn a_tier_that_holds_all_data_is_not_too_small() {
+        let mut held = Report { timeline: Timeline::new(), ..report(0, 1) };
+        held.tiers = vec![TierUse {
+            name: "ram:1G".into(),
+            capacity_bytes: 100,
+            used_bytes: 100,
+            hit_bytes: 200,
+        }];
+        let mut places = PlaceBytes::default();
+        for number in 0..30 {
+            let epoch = number / 10;
+            let mut stalls = Stalls::default();
+            stalls.add(Cause::Network, Duration::from_millis(if epoch == 0 { 9 } else { 0 }));
+            let at = Duration::from_millis(10 * (number + 1));
+            let asked = at - stalls.total();
+            if held.timeline.is_due(at, epoch) {
+                held.timeline.record_places(places);
+            }
+            held.timeline.batch(&Delivered { asked, at, epoch, samples: 32, bytes: 10, stalls });
+            places.add(if epoch == 0 { Place::Origin } else { Place::Memory }, 10);
+        }
+        held.timeline.record_places(places);
+        let advice = held.advice();
+        assert!(advice[0].contains("was for reads") && !advice[0].contains("full"), "{advice:?}");
+    }
+
+    #[test]
     fn a_run_that_waits_for_nothing_says_that_the_loader_kept_up() {
         let mut quick = Report { timeline: Timeline::new(), ..report(0, 1) };
         for number in 1..=100 {

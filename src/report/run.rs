@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::stalls::Cause;
 use super::text::{bytes, count, duration, percent, share};
 use super::timeline::Timeline;
-use crate::metrics::{Histogram, Place};
+use crate::metrics::{Histogram, Place, PlaceBytes};
 
 /// All data of a run's report.
 #[derive(Debug, Clone)]
@@ -213,8 +213,13 @@ fn remedy(report: &Report, cause: Cause) -> String {
 /// The remedy for waits for reads.
 fn faster_reads(report: &Report) -> String {
     let places = &report.timeline.total().places;
-    let full = report.tiers.iter().find(|tier| tier.used_bytes * 20 >= tier.capacity_bytes * 19);
-    if let Some(tier) = full {
+    // The first epoch reads all from the origin, and a tier that then holds all data is full, too: it lacks room only if
+    // data come from the origin again.
+    let epochs = report.timeline.epochs().iter().skip(1);
+    let later = epochs.fold(PlaceBytes::default(), |sum, epoch| sum.plus(&epoch.counts.places));
+    let comes_again = later.of(Place::Origin).saturating_mul(20) > later.total();
+    let is_full = |tier: &&TierUse| tier.used_bytes * 20 >= tier.capacity_bytes * 19;
+    if let Some(tier) = report.tiers.iter().find(is_full).filter(|_| comes_again) {
         let afar = bytes(places.of(Place::Origin));
         let all = bytes(places.total());
         let capacity = bytes(tier.capacity_bytes);
