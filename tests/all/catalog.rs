@@ -113,7 +113,16 @@ fn two_images_of_one_name_are_told_apart_and_an_older_generation_is_refused() {
     let error = catalog.find("train", Some(&generation(1))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert_eq!(catalog.find("train", Some(&generation(2))).unwrap().1, record(1, 2));
-    assert_eq!(catalog.find("train", None).unwrap().1, record(2, 1));
+    let (newest, found) = catalog.find("train", None).unwrap();
+    assert_eq!(found, record(2, 1));
+    // An alias may point to either of them, by its number.
+    for (number, image) in [(newest, 2), (1, 1)] {
+        catalog.tag_version("train", "stable", number, Expect::Anything).unwrap();
+        let found = catalog.find("train", Some(&alias("stable"))).unwrap();
+        assert_eq!(found, (number, record(image, 1)));
+    }
+    let error = catalog.tag_version("train", "stable", 9, Expect::Anything).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }
 
 #[test]

@@ -211,16 +211,47 @@ impl Catalog {
         version: &CatalogVersion,
         expect: Expect,
     ) -> Result<u64> {
+        let asked = self.asked(name, Some(version));
+        self.tag_found(name, alias, expect, move |store| find(store, &asked))
+    }
+
+    /// Moves an alias as [`Catalog::tag`] does, to the version with this number: also if another image of that name has
+    /// the same generation.
+    ///
+    /// # Errors
+    /// `NotFound`: no version that was not removed has the number. Otherwise as [`Catalog::tag`].
+    pub fn tag_version(
+        &self,
+        name: &str,
+        alias: &str,
+        version: u64,
+        expect: Expect,
+    ) -> Result<u64> {
+        let of = name.to_owned();
+        self.tag_found(name, alias, expect, move |store| {
+            let mut versions = live_versions(store, &of)?.into_iter();
+            let found = versions.find(|(number, _)| *number == version);
+            found.ok_or_else(|| none_of(&of, &format!("version {version}")))
+        })
+    }
+
+    /// Moves an alias to the version that `find` finds.
+    fn tag_found(
+        &self,
+        name: &str,
+        alias: &str,
+        expect: Expect,
+        find: impl FnOnce(&dyn Store) -> Result<(u64, Record)> + Send + 'static,
+    ) -> Result<u64> {
         check_word("an alias", alias)?;
         if alias.bytes().all(|byte| byte.is_ascii_digit()) {
             let message = format!("the alias {alias} would be taken for a generation");
             return Err(Error::new(ErrorKind::InvalidArgument, message).hint("use a letter, too"));
         }
-        let asked = self.asked(name, Some(version));
         let log = Log::Alias(name.to_owned(), alias.to_owned());
         let alias = alias.to_owned();
         self.within("moving an alias", name, move |store, name| {
-            let (number, record) = find(store, &asked)?;
+            let (number, record) = find(store)?;
             let moves = move_alias(store, &log, Some((number, &record)), expect)?;
             // A removal that is not seen here is appended later, and sees the alias.
             if live_versions(store, name)?.iter().any(|(live, _)| *live == number) {
@@ -391,7 +422,7 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
                     other.image, first.1.image
                 );
                 return Err(Error::new(ErrorKind::InvalidArgument, message)
-                    .hint("name an alias, or remove the older one: dlfs catalog rm"));
+                    .hint("name an alias; dlfs catalog tag NAME ALIAS lets one point to the newest version"));
             }
             Ok(first)
         }

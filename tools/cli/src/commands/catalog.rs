@@ -220,8 +220,7 @@ fn add(args: AddArgs) -> Result<Outcome, Failure> {
     let catalog = Catalog::open(&name.catalog)?;
     let (_, record) = catalog.find(&name.name, None)?;
     if let Some(alias) = &args.alias {
-        let version = CatalogVersion::Generation(Generation(record.generation));
-        catalog.tag(&name.name, alias, &version, Expect::Anything)?;
+        catalog.tag_version(&name.name, alias, number, Expect::Anything)?;
     }
     let mut out = Out::new();
     let aliases = catalog.aliases(&name.name)?;
@@ -231,14 +230,13 @@ fn add(args: AddArgs) -> Result<Outcome, Failure> {
 
 fn tag(name: &CatalogName, alias: &str, expect: Expect) -> Result<Outcome, Failure> {
     let catalog = Catalog::open(&name.catalog)?;
-    let version = match &name.version {
-        Some(version) => version.clone(),
+    match &name.version {
+        Some(version) => catalog.tag(&name.name, alias, version, expect)?,
         None => {
-            let (_, newest) = catalog.find(&name.name, None)?;
-            CatalogVersion::Generation(Generation(newest.generation))
+            let (newest, _) = catalog.find(&name.name, None)?;
+            catalog.tag_version(&name.name, alias, newest, expect)?
         }
     };
-    catalog.tag(&name.name, alias, &version, expect)?;
     let mut out = Out::new();
     let (_, record) = catalog.find(&name.name, Some(&CatalogVersion::Alias(alias.to_owned())))?;
     out.line(format!("{}@{alias} is generation {}", name.with_version(None), record.generation))?;

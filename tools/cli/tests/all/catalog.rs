@@ -100,6 +100,22 @@ fn an_alias_moves_only_from_where_it_is_expected_and_keeps_its_history() {
 }
 
 #[test]
+fn an_image_that_replaces_another_of_its_generation_gets_aliases() {
+    let dir = TestDir::with_image();
+    let train = name_in(&dir, "train");
+    let dlfs = |arguments: &[&str]| run_in(&dir, "cache", arguments);
+    dlfs(&["catalog", "add", &train, &dir.arg("train.dlfs"), "--alias", "old"]).code(0);
+    dir.make_source("more/new");
+    dlfs(&["import", &dir.arg("more"), &dir.arg("other.dlfs")]).code(0);
+    dlfs(&["catalog", "add", &train, &dir.arg("other.dlfs"), "--alias", "new"]).code(0);
+    dlfs(&["catalog", "tag", &train, "newest"]).code(0);
+    dlfs(&["read", &format!("{train}@1")]).code(1).complains_of(&["two images", "catalog tag"]);
+    let aliases: Vec<Value> =
+        versions(&dir, &train).iter().map(|one| one["aliases"].clone()).collect();
+    assert_eq!(aliases, [serde_json::json!(["old"]), serde_json::json!(["new", "newest"])]);
+}
+
+#[test]
 fn a_run_that_resumes_by_name_refuses_another_generation() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
