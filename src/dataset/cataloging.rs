@@ -126,8 +126,8 @@ pub fn add(
 }
 
 /// Adds the generation that was just committed to the catalogue, if `image` is a name in one. The new version keeps the
-/// labels of the one before. The commit stands in any case: a failure here is only a warning, with a remedy. It also
-/// warns if the version was added and only its index failed.
+/// labels of the one that was named. The commit stands in any case: a failure here is only a warning, with a remedy. It
+/// also warns if the version was added and only its index failed.
 pub fn committed(
     image: &[Address],
     generation: Generation,
@@ -137,7 +137,9 @@ pub fn committed(
     let [Address::Named(name)] = image else { return };
     let newest = name.with_version(None);
     let tell = || -> Result<()> {
-        let (_, before) = Catalog::open(&name.catalog)?.find(&name.name, None)?;
+        let catalog = Catalog::open(&name.catalog)?;
+        // The version that was named: the newest may be of another image.
+        let (_, before) = catalog.find(&name.name, name.version.as_ref())?;
         if before.generation == generation.0 {
             return Ok(()); // a purge that found nothing to do
         }

@@ -100,7 +100,7 @@ fn an_alias_moves_only_from_where_it_is_expected_and_keeps_its_history() {
 }
 
 #[test]
-fn an_image_that_replaces_another_of_its_generation_gets_aliases() {
+fn an_image_that_replaces_another_of_its_generation_gets_aliases_and_the_other_one_versions() {
     let dir = TestDir::with_image();
     let train = name_in(&dir, "train");
     let dlfs = |arguments: &[&str]| run_in(&dir, "cache", arguments);
@@ -113,6 +113,13 @@ fn an_image_that_replaces_another_of_its_generation_gets_aliases() {
     let aliases: Vec<Value> =
         versions(&dir, &train).iter().map(|one| one["aliases"].clone()).collect();
     assert_eq!(aliases, [serde_json::json!(["old"]), serde_json::json!(["new", "newest"])]);
+
+    // A change by a name is one of the image that the name stands for.
+    dlfs(&["delete", &format!("{train}@old"), "cat/010.bin"]).code(0);
+    let versions = versions(&dir, &train);
+    let [old, _, changed] = &versions[..] else { panic!("{versions:?}") };
+    assert_eq!((&changed["image"], &changed["sites"]), (&old["image"], &old["sites"]));
+    assert_eq!((&changed["made_by"], &changed["generation"]), (&"delete".into(), &2.into()));
 }
 
 #[test]
