@@ -41,7 +41,8 @@ pub(super) fn endpoint_and_headers(options: &PlaceOptions) -> Result<(String, He
         let mut given = options.settings.iter();
         given.find(|(key, _)| key == name).map(|(_, value)| value.clone())
     };
-    let variable = |name: &str| std::env::var(name).ok();
+    // As for the Hub's own tools, an empty variable is no token: the stored one counts.
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let endpoint = setting("hf_endpoint").or_else(|| variable("HF_ENDPOINT"));
     let endpoint = endpoint.filter(|endpoint| !endpoint.trim().is_empty());
     let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.to_owned());

@@ -1,6 +1,8 @@
 //! Opens a store: builds the client library's clients from an address, the environment and the user's settings. For S3,
 //! also reads the AWS profile in `~/.aws/config` and `~/.aws/credentials`.
 
+use std::env::vars_os;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -73,8 +75,12 @@ impl Store {
         match place.scheme() {
             Scheme::S3 => s3(place, options, connections).await,
             Scheme::Gs => {
-                let builder = recognised(options.settings.iter().cloned())
-                    .fold(GoogleCloudStorageBuilder::from_env(), |builder, (key, value)| {
+                let account = variable("SERVICE_ACCOUNT");
+                let account = account.map(|path| ("google_service_account".to_owned(), path));
+                let settings = account.into_iter().chain(settings_in("GOOGLE_", vars_os()));
+                let settings = settings.chain(options.settings.iter().cloned());
+                let builder = recognised(settings)
+                    .fold(GoogleCloudStorageBuilder::new(), |builder, (key, value)| {
                         builder.with_config(key, value)
                     });
                 let is_plain = endpoint_is_plain(options, &["GOOGLE_BASE_URL"]);
@@ -86,9 +92,10 @@ impl Store {
                 store_of(builder.build())
             }
             Scheme::Az => {
-                let settings = azure_settings().into_iter().chain(options.settings.iter().cloned());
+                let settings = settings_in("AZURE_", vars_os()).into_iter().chain(azure_settings());
+                let settings = settings.chain(options.settings.iter().cloned());
                 let builder = recognised(settings)
-                    .fold(MicrosoftAzureBuilder::from_env(), |builder, (key, value)| {
+                    .fold(MicrosoftAzureBuilder::new(), |builder, (key, value)| {
                         builder.with_config(key, value)
                     });
                 let is_plain =
@@ -137,32 +144,31 @@ fn recognised<K: FromStr>(
 
 /// Opens a bucket of Amazon S3 or a compatible store. Settings override the environment, which overrides the profile.
 async fn s3(place: &Place, options: &PlaceOptions, connections: Arc<Connections>) -> Result<Store> {
-    let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let mut builder = AmazonS3Builder::from_env();
+    let of_environment = settings_in("AWS_", vars_os());
     let key_variables = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
     let is_key =
         |(key, _): &(String, _)| matches!(&**key, "aws_access_key_id" | "aws_skip_signature");
-    let has_keys = key_variables.iter().any(|name| environment(name).is_some())
+    let has_keys = key_variables.iter().any(|name| variable(name).is_some())
         || options.settings.iter().any(is_key);
-    let profile = profile_settings(&environment).or_else(|error| {
+    let profile = profile_settings(&variable).or_else(|error| {
         // As with Amazon's tools, keys in the environment suffice; here, keys in the settings do, too.
         if has_keys { Ok(Vec::new()) } else { Err(error) }
     })?;
     // The environment overrides the profile; keys of one source are not mixed with those of another.
     let of_profile = profile.into_iter().filter(|(key, _)| {
         let is_location = matches!(&**key, "aws_region" | "aws_endpoint_url");
-        let is_set = environment(&key.to_ascii_uppercase()).is_some();
+        let is_set = variable(&key.to_ascii_uppercase()).is_some();
         !is_set && (is_location || !has_keys)
     });
-    for (key, value) in recognised(of_profile.chain(options.settings.iter().cloned())) {
-        builder = builder.with_config(key, value);
-    }
+    let settings = of_environment.into_iter().chain(of_profile);
+    let mut builder = recognised(settings.chain(options.settings.iter().cloned()))
+        .fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value));
     let set = |key| builder.get_config_value(&key);
     let endpoint = set(AmazonS3ConfigKey::S3Endpoint).or(set(AmazonS3ConfigKey::Endpoint));
     let is_plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let has_region = set(AmazonS3ConfigKey::Region).is_some();
     let client = client_options(options, is_plain);
-    if endpoint.is_none() && !has_region && environment("AWS_DEFAULT_REGION").is_none() {
+    if endpoint.is_none() && !has_region && variable("AWS_DEFAULT_REGION").is_none() {
         // If this request fails, the first read reports why; this request is not retried.
         if let Ok(region) = resolve_bucket_region(place.authority(), &client).await {
             builder = builder.with_region(region);
@@ -300,7 +306,23 @@ fn endpoint_is_plain(options: &PlaceOptions, variables: &[&str]) -> bool {
     let given = options.settings.iter();
     let mut given = given.filter(|(key, _)| key.contains("endpoint") || key.contains("base_url"));
     given.any(|(_, value)| is_plain(value))
-        || variables.iter().any(|name| std::env::var(name).is_ok_and(|value| is_plain(&value)))
+        || variables.iter().any(|name| variable(name).is_some_and(|value| is_plain(&value)))
+}
+
+/// The value of an environment variable. An empty one counts as unset, as it does for the providers' tools.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The settings in environment variables whose names begin with `prefix`. Leaves out empty ones: the client library
+/// would take them for empty keys, tokens and endpoints.
+fn settings_in(prefix: &str, variables: impl Iterator<Item = (OsString, OsString)>) -> Pairs {
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let is_set = |(name, value): &(String, String)| name.starts_with(prefix) && !value.is_empty();
+    let of_environment = variables.filter_map(text).filter(is_set);
+    of_environment.map(|(name, value)| (name.to_ascii_lowercase(), value)).collect()
 }
 
 /// Settings from the environment variables of Azure's own tools.
@@ -309,8 +331,7 @@ fn azure_settings() -> Vec<(String, String)> {
     let mut add = |key: &str, value: Option<&str>| {
         settings.extend(value.map(|value| (key.to_owned(), value.to_owned())));
     };
-    let environment = |name: &str| std::env::var(name).ok();
-    let connection = environment("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
+    let connection = variable("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
     let of_connection = |name: &str| {
         let mut parts = connection.split(';').filter_map(|part| part.split_once('='));
         parts.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
@@ -319,8 +340,9 @@ fn azure_settings() -> Vec<(String, String)> {
     add("azure_storage_account_key", of_connection("AccountKey"));
     add("azure_storage_sas_token", of_connection("SharedAccessSignature"));
     add("azure_storage_endpoint", of_connection("BlobEndpoint"));
-    add("azure_storage_account_name", environment("AZURE_STORAGE_ACCOUNT").as_deref());
-    add("azure_storage_account_key", environment("AZURE_STORAGE_KEY").as_deref());
+    add("azure_storage_account_name", variable("AZURE_STORAGE_ACCOUNT").as_deref());
+    add("azure_storage_account_key", variable("AZURE_STORAGE_KEY").as_deref());
+    add("azure_msi_endpoint", variable("IDENTITY_ENDPOINT").as_deref());
     settings
 }
 
@@ -349,6 +371,20 @@ mod tests {
         ];
         assert_eq!(pairs("lab"), Some(lab.to_vec()));
         assert_eq!((pairs("other"), pairs("none")), (Some(vec![]), None));
+    }
+
+    #[test]
+    fn empty_variables_of_the_environment_are_no_settings() {
+        let variables = [
+            ("AWS_ACCESS_KEY_ID", "A"),
+            ("AWS_SESSION_TOKEN", ""),
+            ("AWS_ENDPOINT_URL", ""),
+            ("HOME", "/h"),
+        ];
+        let variables =
+            variables.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let found = settings_in("AWS_", variables.into_iter());
+        assert_eq!(found, [("aws_access_key_id".to_owned(), "A".to_owned())]);
     }
 
     #[test]
