@@ -109,7 +109,8 @@ fn an_image_that_replaces_another_of_its_generation_gets_aliases_and_the_other_o
     dlfs(&["import", &dir.arg("more"), &dir.arg("other.dlfs")]).code(0);
     dlfs(&["catalog", "add", &train, &dir.arg("other.dlfs"), "--alias", "new"]).code(0);
     dlfs(&["catalog", "tag", &train, "newest"]).code(0);
-    dlfs(&["read", &format!("{train}@1")]).code(1).complains_of(&["two images", "catalog tag"]);
+    let first = format!("{train}@1");
+    dlfs(&["catalog", "show", &first]).code(1).complains_of(&["two images", "catalog tag"]);
     let aliases: Vec<Value> =
         versions(&dir, &train).iter().map(|one| one["aliases"].clone()).collect();
     assert_eq!(aliases, [serde_json::json!(["old"]), serde_json::json!(["new", "newest"])]);
