@@ -203,6 +203,11 @@ impl ChunkDriver {
                 resident.epoch = epoch;
                 resident.closed = false;
             }
+            if resident.alone && !pick.alone {
+                // In this epoch, the rank has the whole chunk: the sample then stays until its group ends.
+                resident.alone = false;
+                self.held.push(index);
+            }
             if resident.pinned_by != number {
                 resident.pinned_by = number;
                 resident.pins += 1;
@@ -680,3 +685,71 @@ const EARLY_TOKEN: u64 = 1 << 32;
 
 /// The number of samples to search for the resident that is needed latest: a few for each resident.
 const LOOK_AHEAD_SAMPLES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::window::Window;
+    use super::*;
+    use crate::checksum::crc32c;
+    use crate::directory::{DirectoryBuilder, RunSample};
+    use crate::format::{ImageLayout, Pack, Uuid};
+    use crate::order::{OrderKind, Sharding};
+    use crate::prefetch::LoaderOptions;
+    use crate::qpair::Device;
+    use crate::qpair::mem::MemNamespace;
+    use crate::units::Generation;
+
+    /// Chunks of 16 samples, each a page of zeroes, and the namespace that they lie on.
+    fn zeroes(chunks: u64) -> (Arc<Directory>, Arc<dyn Device>) {
+        let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();
+        let mut builder = DirectoryBuilder::new(layout);
+        let crc32c = crc32c(&[0; 4096]);
+        let sample = RunSample { len_bytes: 4096, crc32c, ..RunSample::default() };
+        let cell = |chunk| layout.first_cell() + chunk * (64 << 10) / layout.cell_bytes();
+        for chunk in 0..chunks {
+            builder.add_run(cell(chunk), [sample; 16].into_iter()).unwrap();
+        }
+        let device = MemNamespace::new(cell(chunks) * layout.cell_bytes(), 4096).unwrap();
+        (Arc::new(builder.finish(Generation(1), 1).unwrap()), Arc::new(device))
+    }
+
+    #[test]
+    fn a_sample_that_was_read_alone_goes_with_its_chunk_if_a_later_epoch_has_it_there() {
+        let (directory, device) = zeroes(12);
+        let kind = OrderKind::Grouped { lanes: 4, group: 1 };
+        let options = LoaderOptions {
+            sharding: Sharding::Aligned,
+            world_size: 3,
+            ..LoaderOptions::new(OrderSpec { kind, seed: 3 }, 8, 20)
+        };
+        let start = Stream::start_state(&directory, &options).unwrap();
+        let stream = Stream::new(Arc::clone(&directory), &options, &start).unwrap();
+        let mut pump = Pump::new(&[device], 1, false).unwrap();
+        // It has room for all that is read, so that epochs are planned ahead.
+        let window = Window::new(64 << 20, 64 << 10, 0, &options).unwrap();
+        let mut memory = Memory::new(Arc::new(window));
+        let residency = Arc::new(Residency::new(directory.num_samples()));
+        let geometry = pump.geometry();
+        let raise = OnError::Raise;
+        let mut driver = ChunkDriver::new(directory, geometry, stream, raise, false, residency, 0);
+        let mut had_single = false;
+        let mut delivered = 0;
+        while !driver.is_done() {
+            driver.advance(&mut pump, &mut memory).unwrap();
+            had_single |= driver.residents.iter().any(|(_, resident)| resident.alone);
+            pump.poll(Instant::now());
+            while let Some(fetched) = pump.next_finished() {
+                driver.finished(fetched);
+            }
+            while let Some(delivery) = driver.next_ready() {
+                delivered += delivery.unwrap().batch.len();
+            }
+        }
+        assert_eq!(delivered, 20 * 12 * 16 / 3);
+        let left = driver.residents.iter().filter(|(_, resident)| resident.alone).count();
+        assert_eq!((had_single, left), (true, 0));
+        assert_eq!(driver.held.len(), driver.residents.len());
+    }
+}
