@@ -330,6 +330,25 @@ fn ranks_move_to_other_epochs_and_states_and_keep_batches_that_they_hold() {
 }
 
 #[test]
+fn a_rank_moves_to_a_state_whose_order_has_other_lanes() {
+    let sets = Sets::new(16, &[200], 3_000);
+    let dataset = sets.open(0);
+    let run = options(GROUPED, 5, 2);
+    let of_three = LoaderOptions { world_size: 3, ..run.clone() };
+    let state = dataset.loader(of_three).unwrap().state();
+    let rank = dataset.loader(on_node(&run, 0, (1, 1), &job())).unwrap();
+    let alone = dataset.loader(run).unwrap();
+    assert_ne!(rank.state().order, state.order);
+    assert_eq!(sets.read(&rank, 2), sets.read(&alone, 2));
+    for loader in [&rank, &alone] {
+        loader.set_state(&state).unwrap();
+    }
+    let read = sets.read(&rank, usize::MAX);
+    assert_eq!(read.len(), 80);
+    assert_eq!(read, sets.read(&alone, usize::MAX));
+}
+
+#[test]
 fn batches_stay_as_they_are_behind_the_end_of_their_loader_and_of_the_owner() {
     let sets = Sets::new(15, &[400], 9_000);
     let dataset = sets.open(0);

@@ -45,7 +45,9 @@ impl Reading {
                 Arc::new(move || Prefetcher::window(data.directory(), &data.devices(), &options))
             },
             open: Arc::new(move |state, window| {
-                let options = LoaderOptions { resume: Some(state), ..node_options.clone() };
+                // The run may have been moved to a state whose order has other lanes.
+                let order = state.order;
+                let options = LoaderOptions { order, resume: Some(state), ..node_options.clone() };
                 data.prefetcher_in(options, Some(window))
             }),
         };
