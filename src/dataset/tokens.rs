@@ -308,9 +308,10 @@ impl TokenLoader {
         let (samples, layout) = batch.begin(&self.options, &self.sources);
         let mut found = Layout { seq_len: self.options.seq_len, ..Layout::default() };
         let mut by_index = self.by_index.get_or_init(Mutex::default).lock();
+        let order = self.loader.state().order; // a state that the run goes on from may have other lanes
         let index = match &mut *by_index {
-            Some(index) => index,
-            none => none.insert(RowIndex::new(data.clone(), self.loader.options())?),
+            Some(index) if index.order() == order => index,
+            other => other.insert(RowIndex::new(data.clone(), self.loader.options(), order)?),
         };
         let documents = index.lay_out(rows, &mut found, watch)?;
         drop(by_index);

@@ -501,3 +501,26 @@ fn rows_by_number_are_those_of_the_epochs_end_to_end() {
         }
     }
 }
+
+#[test]
+fn rows_by_number_are_along_the_lanes_of_the_state_that_the_run_goes_on_from() {
+    let corpus = corpus(15);
+    let kind = OrderKind::Grouped { lanes: 0, group: 1 };
+    let run = LoaderOptions { order: OrderSpec { kind, seed: 5 }, ..global(1) };
+    let single = TokenOptions { batch_size: 1, ..rows() };
+    let begin = |run| corpus.dataset.token_loader(single.clone(), run).unwrap();
+    let of_three = begin(LoaderOptions { world_size: 3, ..run.clone() }).loader().state();
+    let resumed = begin(LoaderOptions { resume: Some(of_three.clone()), ..run.clone() });
+    let moved = begin(run);
+    let mut batch = TokenBatch::new();
+    moved.read_rows(&[0], &mut batch, &mut ()).unwrap(); // along the lanes of one rank
+    moved.loader().set_state(&of_three).unwrap();
+    let all = read(&resumed, usize::MAX);
+    for loader in [resumed, moved] {
+        let numbers = [0, 1, 77, all.len() as u64 - 1];
+        loader.read_rows(&numbers, &mut batch, &mut ()).unwrap();
+        let expected: Vec<Cell> =
+            numbers.iter().flat_map(|&number| all[number as usize].clone()).collect();
+        assert!(filled(&batch, &Columns::all(128), 3).unwrap() == expected);
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::dataset::Sampler;
 use crate::dataset::run_data::RunData;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::State;
+use crate::order::{OrderSpec, State};
 use crate::prefetch::{Layouts, LoaderOptions};
 use crate::reader::{Watch, interrupted};
 use crate::tokens::{Layout, Segment};
@@ -30,13 +30,13 @@ pub(super) struct RowIndex {
 }
 
 impl RowIndex {
-    /// An index of the rows of a run with these options, over all its ranks.
-    pub(super) fn new(data: RunData, run: &LoaderOptions) -> Result<RowIndex> {
+    /// An index of the rows of a run with these options along `order`, over all its ranks.
+    pub(super) fn new(data: RunData, run: &LoaderOptions, order: OrderSpec) -> Result<RowIndex> {
         let layouts: Arc<Layouts> = Arc::default();
         // A single rank draws all rows. The checks refuse a node with more ranks than the world, and a node's window is
         // of no use here: the index reads no documents.
         let row_options = LoaderOptions {
-            order: run.order.started(run.world_size),
+            order,
             rows: vec![1],
             layouts: Some(Arc::clone(&layouts)),
             rank: 0,
@@ -48,6 +48,11 @@ impl RowIndex {
         let sampler = Sampler::of(data, row_options)?;
         let states = vec![sampler.state()];
         Ok(RowIndex { sampler, layouts, ids: Vec::new(), next: 0, states })
+    }
+
+    /// The order that the index walks along.
+    pub(super) fn order(&self) -> OrderSpec {
+        self.states[0].order
     }
 
     /// Lays out the rows with these numbers, in this order, into `layout`, which must have no segments. Returns source
