@@ -78,7 +78,8 @@ impl Image {
     ///
     /// # Errors
     /// `Stale`: the image has a newer generation now. `TimedOut`, `Disconnected`: the image could not be
-    /// read. `Corrupt`: the names are damaged. All other damage is in the report.
+    /// read. `Corrupt`: the names are damaged. `OutOfMemory`: there is no memory for a chunk. All other damage is in
+    /// the report.
     pub fn verify(
         &self,
         options: &VerifyOptions,
@@ -101,11 +102,11 @@ impl Image {
                     planned = Some((chunk, fetch));
                     break;
                 }
+                let buf = IoBuf::try_zeroed(fetch.len_bytes)?;
                 bytes_in_flight += fetch.len_bytes;
-                let buf = IoBuf::zeroed(fetch.len_bytes);
                 pump.start(u64::from(chunk), fetch, buf);
             }
-            if bytes_in_flight == 0 {
+            if pump.in_flight() == 0 {
                 break;
             }
             pump.poll_or_wait(&mut last_progress, options.progress_timeout)?;

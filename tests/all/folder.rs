@@ -81,6 +81,16 @@ fn files_lie_at_multiples_of_4096_in_the_order_of_names_with_zeroes_behind_them(
 }
 
 #[test]
+fn empty_files_are_verified_also_if_there_are_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a", "b", "c"] {
+        fs::write(folder.path().join(name), b"").unwrap();
+    }
+    let report = open_image(folder.path()).verify(&VerifyOptions::default(), &mut |_| ()).unwrap();
+    assert_eq!((report.samples, report.chunks, report.damages.len()), (3, 1, 0));
+}
+
+#[test]
 fn a_folder_has_a_directory_without_an_import_and_every_front_reads_it() {
     let (folder, files) = tree();
     let image = open_image(folder.path());
