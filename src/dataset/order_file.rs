@@ -8,7 +8,7 @@ use super::Dataset;
 use super::saved::load;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::superblock::used_bytes;
-use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
+use crate::order::{HexId, MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
 use crate::process::memory_bytes;
 use crate::reader::OnError;
@@ -25,6 +25,8 @@ pub struct OrderFile {
     image: Option<serde_json::Value>,
     /// The generation that the state belongs to; that of the image if the key is missing.
     generation: Option<Generation>,
+    /// The hash of the view that a state belongs to; `None` in a whole state: all samples.
+    view: Option<HexId>,
     /// The version of the state; `None`: the file is not a whole state.
     version: Option<u32>,
     /// The epoch that the program begins with.
@@ -74,10 +76,12 @@ impl OrderFile {
         })?;
         if file.version.is_some() {
             let state = State::from_json(text)?; // checks a file that is a whole state
-            if state.budget.is_some_and(|budget| budget.rows.is_some()) {
-                return Err(refuse(
-                    "the state counts rows of tokens, and files are read by samples",
-                ));
+            if let Some(budget) = &state.budget {
+                return Err(refuse(if budget.rows.is_some() {
+                    "the state counts rows of tokens, and files are read by samples"
+                } else {
+                    "the state's batches have a budget of tokens, and so another sequence than its order"
+                }));
             }
         }
         match file.order.kind {
@@ -115,15 +119,17 @@ impl OrderFile {
             1 => long.clamp(1, DEFAULT_BATCH) as usize,
             _ => DEFAULT_BATCH as usize, // equal on all ranks, whatever memory each has
         });
-        let state = State {
-            epoch: self.epoch,
-            consumed: self.consumed,
-            ..State::start(
-                directory.uuid().0,
-                self.generation.unwrap_or(directory.generation()),
-                self.order.started(self.world_size),
-            )
+        let start = State::start(
+            directory.uuid().0,
+            self.generation.unwrap_or(directory.generation()),
+            self.order.started(self.world_size),
+        );
+        // An order alone is one of the samples that are open.
+        let view = match self.version {
+            Some(_) => self.view.map(|HexId(hash)| hash),
+            None => directory.view().map(|mark| mark.hash),
         };
+        let state = State { epoch: self.epoch, consumed: self.consumed, ..start }.of_view(view);
         if let Some(image) = &self.image
             && serde_json::to_value(state.image).ok().as_ref() != Some(image)
         {
@@ -189,5 +195,9 @@ mod tests {
         let of_rows = state.by_budget(Some(Arc::new(budget))).to_json();
         let error = OrderFile::parse(&of_rows).unwrap_err().to_string();
         assert!(error.contains("rows of tokens"), "{error}");
+        let start = State::start([3; 16], Generation(2), order);
+        let by_tokens = start.by_budget(Some(Arc::new(Budget::new(9)))).to_json();
+        let error = OrderFile::parse(&by_tokens).unwrap_err().to_string();
+        assert!(error.contains("another sequence"), "{error}");
     }
 }

@@ -298,6 +298,37 @@ fn a_program_that_follows_its_order_finds_every_sample_read_ahead() {
 }
 
 #[test]
+fn samples_of_a_view_are_read_ahead_along_an_order_and_along_the_state_of_a_run_over_it() {
+    let source = plain_folder::PlainFolder::new(&[]);
+    let whole = dataset_of(&source);
+    let view = whole.select_ids((0..whole.len()).filter(|id| id % 3 > 0).map(SampleId)).unwrap();
+    let keys = r#"{"batch": 7, "window": 9000, "#;
+    let alone = format!(r#"{keys}"order": {{"kind": "global", "seed": 5}}}}"#);
+    let run = LoaderOptions::new(OrderFile::parse(&alone).unwrap().order, 7, 1);
+    let state = |dataset: &Dataset| {
+        let state = dataset.loader(run.clone()).unwrap().state();
+        state.to_json().replacen('{', keys, 1)
+    };
+    for file in [alone, state(&view)] {
+        let order = OrderFile::parse(&file).unwrap();
+        let mut sampler = Sampler::new(&view, run.clone()).unwrap();
+        let ahead =
+            Ahead::start(&view, &order, 40, |batch, i| Some(batch.bytes(i).to_vec())).unwrap();
+        let mut ids = Vec::new();
+        while sampler.next(&mut ids).unwrap().is_some() {
+            for &id in &ids {
+                let read = view.read(Query::Ids(&[id]), OnError::Raise, &mut ()).unwrap();
+                assert_eq!(ahead.take(id).as_deref(), Some(read.batch.bytes(0)), "{file}: {id}");
+            }
+        }
+        assert_eq!((ahead.stats().hits, ahead.stats().misses), (view.len(), 0), "{file}");
+    }
+    let of_whole = OrderFile::parse(&state(&whole)).unwrap();
+    let refused = Ahead::start(&view, &of_whole, 40, |_, _| Some(())).err().unwrap().to_string();
+    assert!(refused.contains("samples of the whole data set"), "{refused}");
+}
+
+#[test]
 fn the_death_of_the_thread_that_reads_ahead_makes_nobody_wait() {
     let source = plain_folder::PlainFolder::new(&[]);
     let dataset = dataset_of(&source);
