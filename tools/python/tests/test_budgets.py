@@ -203,6 +203,20 @@ def test_a_sampler_of_batches_draws_the_same_for_any_data_set(texts):
     assert loader.state_dict()["consumed"] == sum(map(len, all[:5]))
 
 
+def test_the_length_of_a_sampler_is_that_of_the_epoch_it_draws_next(texts):
+    options = {"batch_tokens": 30_000, "bucket_window": 20, "seed": 3, "order": "grouped"}
+    sampler = dlfs.torch.BatchSampler(texts, **options)
+    lengths = []
+    for _ in range(5):
+        lengths.append(len(sampler))
+        assert len(list(sampler)) == lengths[-1]
+    assert len(set(lengths)) > 1, "epochs differ"
+    sampler.set_epoch(1)
+    front = list(itertools.islice(sampler, 2))
+    sampler.load_state_dict(through_json(sampler.state_dict()))
+    assert len(sampler) == lengths[1] == len(front) + len(list(sampler))
+
+
 @pytest.mark.parametrize("workers, after", [(2, 3), (3, 0), (0, 2), (2, 2)])
 def test_states_go_to_a_stateful_data_loader_and_back(texts, workers, after):
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")

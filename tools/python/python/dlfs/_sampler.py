@@ -63,7 +63,10 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def __len__(self) -> int:
         # torch.distributed may have assigned a rank to this process since construction.
-        return self._make(place_of(*self._given)).batches_per_epoch
+        ids = self._make(place_of(*self._given))
+        if self._made[1].get("batch_tokens") is not None:  # each epoch has a number of its own
+            ids.load_state_dict({**self._start, "consumed": 0})
+        return ids.batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.drawn()
