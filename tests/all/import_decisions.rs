@@ -12,7 +12,7 @@ use crate::support::object_store::ObjectStore;
 use crate::support::warnings::warnings_of;
 use dlfs::folders::{FolderOptions, Links};
 use dlfs::import::sources::{BadReason, Decided, Role, Source, SourceKind, SourceOptions};
-use dlfs::import::{ImportOptions, OnError, Onto, import_onto};
+use dlfs::import::{ImportOptions, OnError, Onto, RowOptions, import_onto};
 use dlfs::qpair::Device;
 use dlfs::qpair::folder::FolderNamespace;
 use dlfs::qpair::mem::MemNamespace;
@@ -236,6 +236,52 @@ fn links_may_be_held_inside_or_refused_by_an_import_and_without_one() {
     assert_eq!(FolderNamespace::open(&full, with(Links::Inside)).unwrap().files().len(), 6);
     let source = open(&full, SourceKind::Auto, with(Links::Inside)).unwrap();
     assert_eq!((source.index().len(), source.index().bad.len()), (6, 0));
+}
+
+#[test]
+fn shards_behind_links_out_of_their_folder_are_read_only_if_links_are_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    ["blobs", "mds", "tars"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows/mds")).unwrap()
+    {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        if name == "index.json" {
+            fs::copy(entry.path(), at("mds/index.json")).unwrap();
+        } else {
+            fs::copy(entry.path(), at("blobs").join(&name)).unwrap();
+            symlink(Path::new("../blobs").join(&name), at("mds").join(&name)).unwrap();
+        }
+    }
+    archive(&at("blobs"), "a.tar", &[file("1.jpg")]);
+    archive(&at("tars"), "b.tar", &[file("2.jpg")]);
+    symlink("../blobs/a.tar", at("tars/a.tar")).unwrap();
+    for (links, why) in [
+        (Links::Follow, None),
+        (Links::Inside, Some("leads out of the source")),
+        (Links::Refuse, Some("is a link, which is not followed")),
+    ] {
+        let folders = FolderOptions { links, ..FolderOptions::default() };
+        let rows = RowOptions { label: Some("label".to_owned()), ..RowOptions::default() };
+        let import = ImportOptions { folders, rows, ..options(Onto::Empty) };
+        let image: Vec<Arc<dyn Device>> =
+            vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())];
+        let imported = import_onto(&[at("mds/index.json")], &image, &import, &mut ());
+        match why {
+            None => assert_eq!(imported.unwrap().samples, 40),
+            Some(why) => {
+                let told = imported.map(|report| report.samples).unwrap_err().report();
+                let words = ["index.json", "it names shard.0000", why];
+                assert!(words.iter().all(|words| told.contains(words)), "{told}");
+            }
+        }
+        let source = open(&at("tars"), SourceKind::Auto, folders).unwrap();
+        assert_eq!(source.kind(), SourceKind::Tar);
+        let bad: Vec<_> = source.index().bad.iter().map(|bad| bad.reason.to_string()).collect();
+        assert_eq!(bad, Vec::from_iter(why));
+        assert_eq!(names(&source).contains(&"1.jpg".to_owned()), why.is_none(), "{links:?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use crate::import_support::{Random, contents, options};
 use crate::support::disk::SmallDisk;
 use dlfs::ErrorKind;
 use dlfs::address::Address;
+use dlfs::folders::{FolderOptions, Links};
 use dlfs::format::field_type::Element;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, Onto, RowOptions, import_onto};
@@ -345,6 +347,13 @@ fn a_damaged_index_is_refused_with_the_byte_where_it_is_wrong() {
     refused(&prefix, &options(Onto::Empty), &["end at byte 28", "a.bin, which has 26 bytes"]);
     fs::remove_file(dir.path().join("a.bin")).unwrap();
     refused(&prefix, &options(Onto::Empty), &["a.bin"]);
+    fs::create_dir(dir.path().join("elsewhere")).unwrap();
+    put(dir.path(), "elsewhere/a.bin", &u16s(100..114));
+    symlink("elsewhere/a.bin", dir.path().join("a.bin")).unwrap();
+    import(std::slice::from_ref(&prefix), &options(Onto::Empty)).unwrap();
+    let folders = FolderOptions { links: Links::Refuse, ..FolderOptions::default() };
+    let no_links = ImportOptions { folders, ..options(Onto::Empty) };
+    refused(&prefix, &no_links, &["a.idx", "it names a.bin, which is a link"]);
 }
 
 #[test]

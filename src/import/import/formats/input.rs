@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::SharedOrigins;
+use crate::import::sources::beneath::Root;
 use crate::import::sources::compression::{Compression, decompressed};
 use crate::import::sources::expansion::{CountedBytes, Expansion};
 use crate::import::sources::inputs::ObjectBytes;
@@ -39,7 +41,7 @@ pub(super) struct Input {
     pub(super) path: PathBuf,
     /// The object, if the file is in a store. `None`: the file is local.
     pub(super) object: Option<InStore>,
-    /// The policy for links to the files that lines of this file name.
+    /// The policy for links to the files that this file names: in its lines, or as an index.
     pub(super) links: Links,
     /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,
@@ -200,8 +202,8 @@ impl Input {
     /// exists, or else the first one, with its input. Looks files up in a store concurrently.
     ///
     /// # Errors
-    /// `BadSource`: a name leads out of the index's folder. Errors of the store: `NotFound` if no name of a file
-    /// exists.
+    /// `BadSource`: a name leads out of the index's folder, or to a link that is not to be followed, or to what is no
+    /// file. Errors of the store: `NotFound` if no name of a file exists.
     pub(super) fn beside(&self, files: Vec<Vec<OsString>>) -> Result<Vec<(OsString, Input)>> {
         let is_outside =
             |name: &&OsString| shard_index::beside(&self.path, name.as_ref()).is_none();
@@ -209,11 +211,12 @@ impl Input {
             let name = name.display();
             return Err(self.bad(format!("it names a file outside of its folder: {name}")));
         }
+        let folder = self.object.is_none().then(|| self.folder()).transpose()?;
         let listed = self.listed_beside(files.len());
         map_at_once(LOOKING_UP, &files, |names| {
             let mut first = None;
             for name in names {
-                match self.find(name.as_ref(), &listed) {
+                match self.find(name.as_ref(), folder.as_ref(), &listed) {
                     Ok(Some(input)) => return Ok((name.clone(), input)),
                     Ok(None) => {}
                     // A store refuses a client that may not list, instead of reporting that the object is absent.
@@ -250,9 +253,23 @@ impl Input {
         listed
     }
 
-    /// The file called `name` beside this one, perhaps of those `listed`. `None`: there is no such local file, or the
-    /// name leads out of the folder.
-    fn find(&self, name: &Path, listed: &HashMap<String, Object>) -> Result<Option<Input>> {
+    /// The folder of this file, which is local.
+    ///
+    /// # Errors
+    /// As [`Root::open`].
+    pub(super) fn folder(&self) -> Result<Root> {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Root::open(folder.unwrap_or(Path::new(".")), self.links)
+    }
+
+    /// The file called `name` beside this one: in `folder`, or in the store, perhaps one of those `listed`. `None`:
+    /// there is no such local file, or the name leads out of the folder.
+    fn find(
+        &self,
+        name: &Path,
+        folder: Option<&Root>,
+        listed: &HashMap<String, Object>,
+    ) -> Result<Option<Input>> {
         let in_store = self.object.as_ref();
         let index = in_store.map_or(&*self.path, |index| Path::new(&index.object.key));
         let Some(path) = shard_index::beside(index, name) else { return Ok(None) };
@@ -264,11 +281,12 @@ impl Input {
             let object = Some(InStore { object, ..index.clone() });
             return Ok(Some(Input { path, object, ..self.clone() }));
         }
+        let Some(folder) = folder else { return Ok(None) };
         // Opening a pipe would wait for its writer, so do not open it.
-        match std::fs::metadata(&path) {
-            Ok(found) if found.is_file() => Ok(Some(Input { path, ..self.clone() })),
-            Ok(_) => Err(self.bad(format!("it names what is no file: {}", name.display()))),
-            Err(_) => Ok(None),
+        match folder.stat_file(name.as_os_str().as_bytes()) {
+            Ok(_) => Ok(Some(Input { path, ..self.clone() })),
+            Err(BadReason::Unreadable(_) | BadReason::Dangling) => Ok(None),
+            Err(reason) => Err(self.bad(format!("it names {}, which {reason}", name.display()))),
         }
     }
 

@@ -65,10 +65,7 @@ impl NamedFiles {
                 has_ended: false,
                 asked_bytes: 0,
             })),
-            None => {
-                let folder = input.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                FilesFrom::Folder(Root::open(folder.unwrap_or(Path::new(".")), input.links)?)
-            }
+            None => FilesFrom::Folder(input.folder()?),
         };
         Ok(NamedFiles { key, column: at, from })
     }

@@ -5,19 +5,18 @@
 //! on of each group are read. Files with a shard's extension are read, too, up to a limit. All files are read only if
 //! this finds a shard.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use super::bad::{BadEntry, BadReason};
+use super::bad::BadEntry;
 use super::beneath::Root;
 use super::content::{Content, is_shard_name, is_side_file};
 use super::file_counts::{FileCount, FileCounts, Role};
 use super::index::MAX_SAMPLE_BYTES;
 use super::listing::Listing;
-use super::shard::{self, FileAt};
+use super::shard::FileAt;
 use super::shard_index;
 
 /// A file of a tree: its name beneath the folder, its length in bytes, and its content.
@@ -64,8 +63,8 @@ impl Listing<Root> {
         }
         if detects {
             let large = self.files().filter(|(_, len)| *len > MAX_SAMPLE_BYTES);
-            let mut elsewhere = large.chain(self.elsewhere()).take(MOST_BY_NAME as usize);
-            survey.shards |= elsewhere.any(|(name, _)| self.content(name).is_shard());
+            let mut large = large.take(MOST_BY_NAME as usize);
+            survey.shards |= large.any(|(name, _)| self.content(name).is_shard());
         }
         if unread < read {
             survey.unread = None;
@@ -81,7 +80,7 @@ impl Listing<Root> {
     /// The second list has the bad entries that cannot be shards. With `may_give_up`, opens no more files except
     /// indexes once it has found many, shards and others: such a source is refused anyway.
     pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
-        let mut names: Vec<(&[u8], u64)> = self.files().chain(self.elsewhere()).collect();
+        let mut names: Vec<(&[u8], u64)> = self.files().collect();
         names.sort_unstable();
         let mut shards = 0_u64;
         let mut others = 0_u64;
@@ -99,9 +98,7 @@ impl Listing<Root> {
             }
             detected.push((name.to_vec(), len_bytes, content));
         }
-        let elsewhere: HashSet<&[u8]> = self.elsewhere().map(|(name, _)| name).collect();
-        let bad = self.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
-        (detected, bad.cloned().collect())
+        (detected, self.bad.clone())
     }
 
     /// The name and length of each file.
@@ -109,25 +106,12 @@ impl Listing<Root> {
         (0..self.len()).map(|row| (self.name(row), self.len_bytes(row)))
     }
 
-    /// Files behind a link that leads out of the folder: they cannot be samples but may be shards.
-    fn elsewhere(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        let bad = self.bad.iter().filter(|bad| bad.reason == BadReason::LeavesSource);
-        bad.filter_map(|bad| {
-            let metadata = std::fs::metadata(self.path_of(&bad.name)).ok()?;
-            metadata.is_file().then_some((&bad.name[..], metadata.len()))
-        })
-    }
-
     /// The content of a file; `Other` for an unreadable file, since reading it later reports the error.
     fn content(&self, name: &[u8]) -> Content {
         let is_file = |file: &std::fs::File| file.metadata().is_ok_and(|found| found.is_file());
-        let beneath = self.root.open_file(name).ok().map(std::fs::File::from).filter(is_file);
-        // The file may be behind a link that leads out of the folder.
-        let outside = || Some(shard::open(&self.path_of(name)).ok()?.0);
-        let content = beneath
-            .map(Arc::new)
-            .or_else(outside)
-            .and_then(|file| Content::of(|offset| FileAt::from(&*file, offset), name).ok());
+        let file = self.root.open_file(name).ok().map(std::fs::File::from).filter(is_file);
+        let content =
+            file.and_then(|file| Content::of(|offset| FileAt::from(&file, offset), name).ok());
         content.unwrap_or(Content::Other)
     }
 
