@@ -133,6 +133,20 @@ fn shards_are_known_by_their_bytes_and_what_describes_them_is_set_aside() {
     assert_eq!(taken(&source)[&key(Role::SetAside, "side file")], (1, 5));
 }
 
+#[test]
+fn symbolic_links_in_shards_lead_to_the_files_of_their_own_shard() {
+    let shard = |bytes: &str| {
+        let own = member("1.jpg", b'0', "", bytes.as_bytes());
+        tar(&[member("0.jpg", b'2', "1.jpg", b""), own, member("2.jpg", b'2', "1.jpg", b"")])
+    };
+    let dir = folder(&[("a.tar", shard("a")), ("b.tar", shard("b"))]);
+    let source = open(&[dir.path()]).unwrap();
+    assert_eq!(source.index().bad, []);
+    let expected = ["0.jpg", "1.jpg", "2.jpg", "b.tar/0.jpg", "b.tar/1.jpg", "b.tar/2.jpg"];
+    assert_eq!(names(&source), expected);
+    assert_eq!(payloads(&source).concat(), b"aaabbb");
+}
+
 /// Counts what is told of indexing, and stops it after so many samples.
 struct IndexedAtMost {
     is_indexing: bool,

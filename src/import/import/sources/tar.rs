@@ -162,7 +162,8 @@ struct Link {
     row: u64,
     /// The sample name of the target.
     target: Vec<u8>,
-    /// A target before this row is preferred: a hard link means the file as it was when the link was added.
+    /// A target before this row is preferred: a hard link means the file as it was when the link was added, and a
+    /// symbolic link a file of its own shard, though a later shard may have one of this name.
     before: u64,
 }
 
@@ -188,7 +189,12 @@ impl MemberIndexer {
         self.judge.begin_shard();
         let folder = if self.judge.numbered { stem.to_vec() } else { Vec::new() };
         let whole = Archive { bytes: 0..len_bytes, folder, depth: 0 };
-        self.index_archive(&file, &whole, indexing)
+        let first_link = self.links.len();
+        let appended = self.index_archive(&file, &whole, indexing);
+        let end = self.index.len();
+        let links = self.links[first_link..].iter_mut();
+        links.for_each(|link| link.before = link.before.min(end));
+        appended
     }
 
     /// As [`index_shard`](Self::index_shard), for an archive within the file.
