@@ -269,8 +269,10 @@ fn options_that_do_not_fit_the_image_are_refused_before_the_first_sample() {
     write(Writer::create_on(&disks.devices(), int).unwrap(), 3).unwrap();
     let error = create(of(Onto::Empty, ORDERS[0]));
     assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
-    let fields = vec![b"jpg".to_vec()];
-    let error = create(WriterOptions { fields, ..of(Onto::Append, ORDERS[0]) });
+    let other = WriterOptions { fields: vec![b"jpg".to_vec()], ..of(Onto::Append, ORDERS[0]) };
+    let devices = disks.devices();
+    let error = Writer::create_on(&devices, other).map(drop).unwrap_err();
+    assert_eq!(Arc::strong_count(&devices[0]), 1, "the writer's thread has not ended");
     assert!(error.to_string().contains("have the fields [jpg], those of the image []"), "{error}");
     let fields = vec![b"a".to_vec(), b"b".to_vec(), b"a".to_vec()];
     let error = create(WriterOptions { fields, ..of(Onto::Force, ORDERS[0]) });

@@ -162,12 +162,11 @@ impl Writer {
             // The thread ended before it could begin. Its result is the reason.
             return Err(joined(handle).err().unwrap_or_else(ended_early));
         };
-        let field_order = order_of(&started.fields, fields)?;
         let window = Window::new(&started.columns, windows.window_bytes);
         let classes = (0..).zip(&started.classes).map(|(number, name)| (name.clone(), number));
-        Ok(Writer {
+        let mut writer = Writer {
             windows,
-            field_order,
+            field_order: Vec::new(),
             placement: started.whole.map(Placement::new),
             written: 0,
             window,
@@ -177,7 +176,10 @@ impl Writer {
             started,
             are_classes: None,
             thread: Some(Forked::new(PlacingThread { work, spare, handle })),
-        })
+        };
+        // After an error the drop waits for the thread, which holds the lease.
+        writer.field_order = order_of(&writer.started.fields, fields)?;
+        Ok(writer)
     }
 
     /// The names of the fields, in the order of [`NewSample::fields`]. No name if samples
