@@ -247,7 +247,7 @@ fn pages_whose_headers_lie_are_errors_and_get_no_memory() {
 }
 
 #[test]
-fn links_of_archives_and_folders_count() {
+fn links_of_archives_folders_and_lists_count() {
     let dir = tempfile::tempdir().unwrap();
     let mut members = vec![member("x", b'0', "", &vec![1; 8 * MIB])];
     for link in 0..40 {
@@ -262,7 +262,12 @@ fn links_of_archives_and_folders_count() {
         fs::hard_link(folder.join("x"), folder.join(format!("h{link}"))).unwrap();
         std::os::unix::fs::symlink("x", folder.join(format!("s{link}"))).unwrap();
     }
-    for (path, kind) in [(&path, SourceKind::Tar), (&folder, SourceKind::Folder)] {
+    let list = dir.path().join("list");
+    let links = (0..20).map(|link| format!("folder/h{link}\nfolder/s{link}\n"));
+    fs::write(&list, format!("folder/x\n{}", links.collect::<String>())).unwrap();
+    for (path, kind) in
+        [(&path, SourceKind::Tar), (&folder, SourceKind::Folder), (&list, SourceKind::List)]
+    {
         // 256 MiB in any case, of 8 MiB each.
         let few = open(path, kind, 10);
         assert_eq!((few.index().len(), few.index().bad.len()), (1 + 32, 8), "{kind}");
@@ -276,7 +281,13 @@ fn links_of_archives_and_folders_count() {
 fn lines_that_name_one_file_again_count() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("x.bin"), vec![1; 8 * MIB]).unwrap();
-    let line = |at| format!("{{\"file_name\": \"x.bin\", \"id\": \"{at}\"}}\n");
+    for at in (0..40).step_by(2) {
+        std::os::unix::fs::symlink("x.bin", dir.path().join(format!("{at}.bin"))).unwrap();
+    }
+    let line = |at: u32| {
+        let name = if at % 2 == 0 { at.to_string() } else { "x".to_owned() };
+        format!("{{\"file_name\": \"{name}.bin\", \"id\": \"{at}\"}}\n")
+    };
     let path = dir.path().join("a.jsonl");
     fs::write(&path, (0..40).map(line).collect::<String>()).unwrap();
     let mut how = ImportOptions { max_expansion: 10, ..options(Onto::Empty) };

@@ -42,7 +42,7 @@ pub(super) struct JsonLines {
     place_of: HashMap<String, usize>,
     /// A flag for each column, set if it is wanted.
     is_wanted: Vec<bool>,
-    /// Hashes of the names of the files read so far: a file that is named again counts as expansion.
+    /// Numbers of the files read so far: a file that is named again, also by a link, counts as expansion.
     read_files: HashSet<u64>,
     /// The columns with a value in the previous line.
     filled: Vec<usize>,
@@ -122,9 +122,9 @@ impl JsonLines {
                 *next = end;
                 let Some(asked) = file else { return Ok(Some((object, None))) };
                 let named = hash_with(self.named, &asked.object);
-                let name = asked.object.key.clone();
+                let number = xxh3_64(asked.object.key.as_bytes());
                 let file = ahead.read(asked)?;
-                self.count_file(&name, &file);
+                self.count_file(number, &file);
                 self.named = named;
                 Ok(Some((object, Some(file))))
             }
@@ -135,17 +135,17 @@ impl JsonLines {
                     return Ok(Some((object, None)));
                 };
                 let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
-                let file = read_file(folder, name.as_bytes())
+                let (file, number) = read_file(folder, name.as_bytes())
                     .map_err(|reason| BadReason::field(key, format!("names {name}: {reason}")))?;
-                self.count_file(&name, &file);
+                self.count_file(number, &file);
                 Ok(Some((object, Some(file))))
             }
         }
     }
 
     /// Counts the bytes of a file when it is read for the first time.
-    fn count_file(&mut self, name: &str, file: &[u8]) {
-        if self.read_files.insert(xxh3_64(name.as_bytes())) {
+    fn count_file(&mut self, number: u64, file: &[u8]) {
+        if self.read_files.insert(number) {
             self.input.expansion.read(file.len() as u64);
         }
     }

@@ -19,7 +19,7 @@ use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::{self, push_origin};
 use crate::import::sources::sample_stream::FieldBytes;
 use crate::import::sources::tar_members::clean_name;
-use crate::import::sources::{BadReason, shard_index};
+use crate::import::sources::{BadReason, shard_index, stamp};
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, Result};
@@ -85,9 +85,9 @@ pub(super) fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadR
     }
 }
 
-/// Reads the file `name` in a folder.
-pub(super) fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
-    folder.stat_file(name)?; // a pipe or a device has no length
+/// Reads the file `name` in a folder. The number is the file's, whatever its name.
+pub(super) fn read_file(folder: &Root, name: &[u8]) -> Result<(FieldBytes, u64), BadReason> {
+    let stat = folder.stat_file(name)?; // a pipe or a device has no length
     let file = File::from(folder.open_file(name)?);
     let len = file.metadata().map_err(BadReason::from)?.len();
     BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
@@ -95,7 +95,7 @@ pub(super) fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadRea
     file.read_exact_at(&mut bytes, 0).map_err(|error| {
         BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)) // EIO: the file is shorter now
     })?;
-    Ok(bytes.into())
+    Ok((bytes.into(), stamp(&stat)))
 }
 
 /// Lines that were read ahead, so that the objects they name are requested early.

@@ -1,10 +1,12 @@
 //! List files: one sample per line, `path` or `path<TAB>label`, relative to the list's folder.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
 use super::bad::{BadEntry, BadReason};
 use super::beneath::Root;
+use super::expansion::{Expands, Expansion};
 use super::index::{Container, Index};
 use super::indexing::Indexing;
 use super::tar_members::clean_name;
@@ -20,13 +22,16 @@ pub(super) fn index(files: &[FoundFile], indexing: &mut Indexing<'_>) -> Result<
     let mut index = Index::default();
     index.only_field();
     let mut roots = Vec::new();
+    let mut found = HashSet::new();
     for (container, FoundFile { path, .. }) in files.iter().enumerate() {
         let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
         let root = Root::open(folder_of(path), indexing.options.folders.links)?;
         let stamp = xxhash_rust::xxh3::xxh3_64(&text);
         index.containers.push(Container { path: path.clone(), stamp, len_bytes: 0 });
         for line in lines(&text) {
-            if let Err(reason) = push(line, &root, container as u32, &mut index) {
+            let expansion = &indexing.options.expansion;
+            let pushed = push(line, &root, container as u32, &mut index, &mut found, expansion);
+            if let Err(reason) = pushed {
                 index.bad.push(BadEntry::new(line, reason).within(path));
             } else if !indexing.found(1, index.payload_bytes(index.len() - 1)) {
                 break;
@@ -90,8 +95,16 @@ pub(crate) fn folder_of(list: &Path) -> &Path {
     list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Adds the sample of a line to `index`.
-fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(), BadReason> {
+/// Adds the sample of a line to `index`. `found`: the stamps of the files of earlier lines. A file that is found again,
+/// by a link, counts as expansion.
+fn push(
+    line: &[u8],
+    root: &Root,
+    container: u32,
+    index: &mut Index,
+    found: &mut HashSet<u64>,
+    expansion: &Expansion,
+) -> Result<(), BadReason> {
     let (path, label) = labelled(line)?;
     BadReason::Name("is not beneath the list's folder").unless(!path.starts_with(b"/"))?;
     let name = clean_name(path)?;
@@ -100,7 +113,13 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
         // Checks the permission; files that everyone may read need no check.
         root.open_file(&name)?;
     }
-    index.push_file(&name, label, stat.st_size as u64, stamp(&stat), container)
+    let len_bytes = stat.st_size as u64;
+    if found.insert(stamp(&stat)) {
+        expansion.read(len_bytes);
+    } else {
+        expansion.make(Expands::Links, len_bytes)?;
+    }
+    index.push_file(&name, label, len_bytes, stamp(&stat), container)
 }
 
 /// The lines that are not empty.
