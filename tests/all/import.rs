@@ -14,7 +14,8 @@ use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::fields;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{
-    self, EditOptions, ImportOptions, OnError, Onto, PlacementOrder, Progress, Stage, import_onto,
+    self, EditOptions, ImportOptions, OnError, Onto, PlacementOrder, Progress, RowOptions, Stage,
+    import_onto,
 };
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device};
@@ -269,6 +270,29 @@ fn an_import_overwrites_nothing_without_force() {
         assert_eq!(error.kind(), ErrorKind::Refused);
         assert!(error.report().contains("--append"), "{}", error.report());
     }
+}
+
+#[test]
+fn a_forced_import_that_is_refused_before_it_writes_keeps_the_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = dir.path().join("old");
+    let large = dir.path().join("large");
+    let files = tree(&old, 20, 5000, 1);
+    tree(&large, 300, 30_000, 2);
+    let lines = dir.path().join("lines.jsonl");
+    fs::write(&lines, "{\"text\": \"one\"}\n").unwrap();
+    let disks = Disks::new(1, 2 << 20);
+    import_paths(&paths(&old), &disks, &options(Onto::Empty)).unwrap();
+    let rows = RowOptions { label: Some("nix".to_owned()), ..RowOptions::default() };
+    let unknown = ImportOptions { rows, ..options(Onto::Force) };
+    let error = import_paths(&[lines.clone()], &disks, &unknown).unwrap_err();
+    assert!(error.report().contains("nix"), "{}", error.report());
+    assert_eq!(contents(&disks.devices()).unwrap(), files);
+    let error = import_paths(&paths(&large), &disks, &options(Onto::Force)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}");
+    assert_eq!(contents(&disks.devices()).unwrap(), files);
+    import_paths(&[lines], &disks, &options(Onto::Force)).unwrap();
+    assert_eq!(contents(&disks.devices()).unwrap().len(), 1);
 }
 
 #[test]

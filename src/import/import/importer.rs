@@ -225,9 +225,6 @@ pub(super) fn prepare_import<'a>(
 ) -> Result<Result<Import<'a>, ImportReport>> {
     let index = source.index();
     options.check_classes(&index.classes)?;
-    if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
-        columns.of_rows(index)?; // checks that a row names a sample, before `prepare` discards the image
-    }
     let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
     let told = field_types::fingerprint(&options.field_types, &options.field_columns);
     let fingerprint = index.fingerprint() ^ of_columns ^ told;
@@ -292,7 +289,7 @@ pub(super) struct Import<'a> {
     pub(super) source: Source,
     /// The image, and the journal.
     pub(super) state: ImportState,
-    options: &'a ImportOptions,
+    pub(super) options: &'a ImportOptions,
     pub(super) lease: Lease,
     /// The file with values of typed columns, if one is given.
     pub(super) columns: Option<ColumnFile>,
@@ -349,6 +346,10 @@ impl Import<'_> {
         let plan = ChunkPlan::new(&rows, &spec, &placement, free)?;
         let index = self.source.index();
         let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();
+        if used.is_empty() {
+            // The first call: later ones find what it wrote.
+            prepare::discard_if_forced(&self.state.media, self.options)?;
+        }
         for namespace in 0..self.state.media.len() {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.state.media.grow(namespace, end)?;

@@ -59,9 +59,8 @@ impl ImportState {
     }
 }
 
-/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that
-/// `Onto::Force` erases superblocks and journals, and that an append or a resume cancels a planned append
-/// ([`give_up_plan`]).
+/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that an append or a
+/// resume cancels a planned append ([`give_up_plan`]). With `Onto::Force`, [`discard_if_forced`] is to follow.
 ///
 /// # Errors
 /// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to append
@@ -75,7 +74,7 @@ pub(super) fn prepare(
     match options.onto {
         Onto::Resume => return resume(media, options, fingerprint),
         Onto::Empty => must_be_empty(&media, false)?,
-        Onto::Force => discard_image(&media)?,
+        Onto::Force => {}
         Onto::Append => {
             let (media, current) = open_current(&media, options.accept_older_generation)?;
             give_up_plan(&media, &current.directory, options.lease)?;
@@ -83,6 +82,15 @@ pub(super) fn prepare(
         }
     }
     new_state(media, None, options, fingerprint)
+}
+
+/// Discards what the namespaces hold, with `Onto::Force`. This comes last before anything is written, so an import that
+/// is refused earlier leaves the old image.
+///
+/// # Errors
+/// As [`discard_image`].
+pub(super) fn discard_if_forced(media: &Media, options: &ImportOptions) -> Result<()> {
+    if options.onto == Onto::Force { discard_image(media) } else { Ok(()) }
 }
 
 /// Writes the journal to all namespaces. From here on the import can be resumed.

@@ -107,10 +107,11 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     progress.stage(Stage::Committing, 0, 0);
     let plan = write_plan(&import, path)?;
     let bad = import.source.index().bad.clone();
-    let Import { state, lease, .. } = import;
+    let Import { state, lease, options, .. } = import;
     // If the plan appends, others may change the image meanwhile. The mark shows whether they have.
     let mark = state.current.as_ref().map(|_| MarkState::Planned);
-    let prepared = lease.explain(plan.prepare(&state.media, mark));
+    let discarded = prepare::discard_if_forced(&state.media, options);
+    let prepared = lease.explain(discarded.and_then(|()| plan.prepare(&state.media, mark)));
     if let Err(error) = prepared {
         // The plan would be useless, and its file would make the next plan fail.
         let _ = std::fs::remove_file(path);
