@@ -124,8 +124,11 @@ fn json_lines_have_the_types_of_all_lines_and_no_value_is_rounded() {
     let larger = "{\"n\": 1180591620717411303425}\n{\"n\": [18446744073709551616, NaN]}\n";
     let expected = [text("1180591620717411303425"), text("[18446744073709551616,NaN]")];
     assert_eq!(lines(&[larger], "n", &plain).unwrap(), expected);
-    let twice = lines(&["{\"a\": 1, \"a\": 2}\n"], "a", &plain).unwrap_err();
-    assert!(twice.contains("is there twice in this line"), "{twice}");
+    let files = "{\"file_name\": \"0.jsonl\", \"file_name\": \"1.jsonl\"}\n";
+    for (line, key) in [("{\"a\": 1, \"a\": 2}\n", "a"), (files, "file_name")] {
+        let twice = lines(&[line], key, &plain).unwrap_err();
+        assert!(twice.contains(&format!("{key} is there twice in this line")), "{twice}");
+    }
 }
 
 #[test]

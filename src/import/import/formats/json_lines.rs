@@ -267,6 +267,9 @@ impl RowReader for JsonLines {
         cells.resize(self.columns.len(), None);
         for (key, value) in object.0 {
             if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
+                if cells[files.column].is_some() {
+                    return Err(BadReason::field(&key, TWICE).into());
+                }
                 cells[files.column].clone_from(&file);
                 self.filled.push(files.column);
                 continue;
@@ -282,7 +285,7 @@ impl RowReader for JsonLines {
                 continue;
             }
             if cells[at].is_some() {
-                return Err(BadReason::field(&key, "is there twice in this line").into());
+                return Err(BadReason::field(&key, TWICE).into());
             }
             cells[at] = self.cell(&self.columns[at], &value)?;
             self.filled.push(at);
@@ -290,6 +293,9 @@ impl RowReader for JsonLines {
         Ok(true)
     }
 }
+
+/// The defect of a key of which a line has two.
+const TWICE: &str = "is there twice in this line";
 
 /// A value for messages.
 fn shown(value: &Value) -> String {
