@@ -349,6 +349,10 @@ fn a_planned_append_is_given_up_when_something_else_changes_the_image() {
     let third = plan("third", 3).unwrap();
     let error = part(&second, 1).unwrap_err();
     assert!(error.to_string().contains("not prepared for this plan"), "{error}");
+    // An append that is refused, here for names that the image has, leaves the plan.
+    let append = options(Onto::Append);
+    let error = import(&scene.source(), &image, &append, &connect, &mut ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
     (0..PARTS).for_each(|number| drop(part(&third, number).unwrap()));
     commit(&third).unwrap();
     assert_eq!(contents(&scene.opened("whole")).unwrap(), files);

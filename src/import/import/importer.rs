@@ -348,7 +348,7 @@ impl Import<'_> {
         let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();
         if used.is_empty() {
             // The first call: later ones find what it wrote.
-            prepare::discard_if_forced(&self.state.media, self.options)?;
+            self.state.make_way(self.options)?;
         }
         for namespace in 0..self.state.media.len() {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;

@@ -48,6 +48,19 @@ impl ImportState {
         self.image().map_or_else(new, DirectoryBuilder::after)
     }
 
+    /// Gives up what the import replaces: with `Onto::Force` whatever the namespaces hold, with `Onto::Append` the plan of
+    /// another append. This comes last before anything is written, so an import that is refused earlier changes nothing.
+    ///
+    /// # Errors
+    /// As [`discard_image`] and [`give_up_plan`].
+    pub(super) fn make_way(&self, options: &ImportOptions) -> Result<()> {
+        match (options.onto, self.image()) {
+            (Onto::Force, _) => discard_image(&self.media),
+            (Onto::Append, Some(image)) => give_up_plan(&self.media, image, options.lease),
+            _ => Ok(()),
+        }
+    }
+
     /// Grows the namespaces to hold journals, and writes the journals. From here on other processes see that an
     /// import has begun.
     pub(super) fn begin(&self) -> Result<()> {
@@ -59,8 +72,8 @@ impl ImportState {
     }
 }
 
-/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that an append or a
-/// resume cancels a planned append ([`give_up_plan`]). With `Onto::Force`, [`discard_if_forced`] is to follow.
+/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that a resume cancels a
+/// planned append ([`give_up_plan`]). [`ImportState::make_way`] is to follow.
 ///
 /// # Errors
 /// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to append
@@ -77,20 +90,10 @@ pub(super) fn prepare(
         Onto::Force => {}
         Onto::Append => {
             let (media, current) = open_current(&media, options.accept_older_generation)?;
-            give_up_plan(&media, &current.directory, options.lease)?;
             return new_state(media, Some(current), options, fingerprint);
         }
     }
     new_state(media, None, options, fingerprint)
-}
-
-/// Discards what the namespaces hold, with `Onto::Force`. This comes last before anything is written, so an import that
-/// is refused earlier leaves the old image.
-///
-/// # Errors
-/// As [`discard_image`].
-pub(super) fn discard_if_forced(media: &Media, options: &ImportOptions) -> Result<()> {
-    if options.onto == Onto::Force { discard_image(media) } else { Ok(()) }
 }
 
 /// Writes the journal to all namespaces. From here on the import can be resumed.

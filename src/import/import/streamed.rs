@@ -77,7 +77,7 @@ pub(super) fn run(
     let shards = opened.shards();
     let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
-    prepare::discard_if_forced(&state.media, options)?;
+    state.make_way(options)?;
     state.begin()?;
     let mut import = StreamImport {
         state: &state,

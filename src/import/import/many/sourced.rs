@@ -110,8 +110,8 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     let Import { state, lease, options, .. } = import;
     // If the plan appends, others may change the image meanwhile. The mark shows whether they have.
     let mark = state.current.as_ref().map(|_| MarkState::Planned);
-    let discarded = prepare::discard_if_forced(&state.media, options);
-    let prepared = lease.explain(discarded.and_then(|()| plan.prepare(&state.media, mark)));
+    let way = state.make_way(options);
+    let prepared = lease.explain(way.and_then(|()| plan.prepare(&state.media, mark)));
     if let Err(error) = prepared {
         // The plan would be useless, and its file would make the next plan fail.
         let _ = std::fs::remove_file(path);

@@ -13,7 +13,7 @@ use crate::import::many::plan_file::{Parts, Plan, WRITTEN, addresses, damaged, n
 use crate::import::marks::{Lane, Mark, MarkState};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::prepare::{discard_if_forced, in_image_order, prepare};
+use crate::import::prepare::{in_image_order, prepare};
 use crate::import::writer::{self, Windows, WriteOrder, WriterOptions};
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::{Error, ErrorKind, Result, random};
@@ -103,7 +103,7 @@ impl WritePlan {
                 },
             };
             let lane = Lane { last_record: 0, end_cell: journal.layout.first_cell() };
-            discard_if_forced(&state.media, image)?;
+            state.make_way(image)?;
             plan.prepare(&state.media, Some(MarkState::Written(lane)))?;
             Ok(WritePlan(plan))
         }))

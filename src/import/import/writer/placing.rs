@@ -126,7 +126,7 @@ fn write_leased(
     }
     let state = prepare_image(options, media)?;
     let start = start_of(options, &state)?;
-    prepare::discard_if_forced(&state.media, &options.image)?;
+    state.make_way(&options.image)?;
     thread.start(start.clone())?;
     // Write nothing before the first window is full, or all samples are written: a writer that is dropped earlier
     // leaves the image as it was prepared.
