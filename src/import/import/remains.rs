@@ -10,6 +10,7 @@
 //! samples are missing. Samples are read only if two chunks have slots in common.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use crate::import::committed::read_directory;
 use crate::import::media::{Channel, Media};
@@ -262,6 +263,7 @@ impl Remains {
         let mut usable = heads.to_vec();
         loop {
             let selection = select_chunks(self.base.as_ref(), &usable, record, most_slots)?;
+            let has_rival = overlapping(&usable.iter().map(slots_of).collect::<Vec<_>>());
             let mut builder = DirectoryBuilder::new(self.layout);
             let mut added = Ok(());
             let mut damaged = Vec::new();
@@ -272,7 +274,7 @@ impl Remains {
                         let base = self.base.as_ref().expect("only a base has base chunks");
                         builder.copy_chunk(base, chunk)
                     }
-                    Step::Head(at) => match read_usable(channel, &usable, &usable[at])? {
+                    Step::Head(at) => match read_usable(channel, &usable[at], has_rival[at])? {
                         Some(header) => builder.add_chunk(&header),
                         None => {
                             damaged.push(usable[at]);
@@ -330,27 +332,40 @@ fn sound_chunks(found: &Assembled) -> HashSet<(u16, u64)> {
     sound
 }
 
-/// Reads the header of a chunk. `None`: the header is damaged, or a sample is and one of `heads` has the same slots.
+/// Reads the header of a chunk. `None`: the header is damaged, or a sample is and another chunk has the same slots.
 fn read_usable(
     channel: &mut Channel,
-    heads: &[ChunkHead],
     head: &ChunkHead,
+    has_rival: bool,
 ) -> Result<Option<ChunkHeader>> {
     let bytes = read_front(channel, head)?;
     Ok(match bytes.and_then(|bytes| ChunkHeader::parse(&bytes).ok()) {
-        Some(header) if has_rival(heads, head) && !is_whole(channel, &header)? => None,
+        Some(header) if has_rival && !is_whole(channel, &header)? => None,
         header => header,
     })
 }
 
-/// Returns whether another chunk has slots in common with this one.
-fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
-    heads.iter().any(|other| {
-        other != this
-            && other.kind == ChunkKind::Samples
-            && other.first_slot.0 < this.end_slot().0
-            && this.first_slot.0 < other.end_slot().0
-    })
+/// The slots of a chunk; none of a record.
+fn slots_of(head: &ChunkHead) -> Range<u64> {
+    if head.kind == ChunkKind::Samples { head.first_slot.0..head.end_slot().0 } else { 0..0 }
+}
+
+/// For each range, whether it has numbers in common with another one. The ranges are sorted rather than compared in
+/// pairs: an image may have millions of chunks.
+fn overlapping(ranges: &[Range<u64>]) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..ranges.len()).filter(|&at| !ranges[at].is_empty()).collect();
+    order.sort_unstable_by_key(|&at| ranges[at].start);
+    let mut overlaps = vec![false; ranges.len()];
+    // The range that ends last of those before.
+    let mut last: Option<usize> = None;
+    for at in order {
+        if let Some(before) = last.filter(|&before| ranges[at].start < ranges[before].end) {
+            overlaps[at] = true;
+            overlaps[before] = true;
+        }
+        last = last.filter(|&before| ranges[before].end >= ranges[at].end).or(Some(at));
+    }
+    overlaps
 }
 
 /// Returns whether every sample of a chunk matches its checksum.
@@ -379,4 +394,33 @@ fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> 
         return Ok(None);
     }
     Ok(channel.read_twice(head.namespace, at, len as usize)?.ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_overlap_as_all_pairs_of_them_say() {
+        let mut state = 7_u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % limit
+        };
+        for round in 0..2000 {
+            let mut range = |_| {
+                let start = below(30);
+                start..start + below(6)
+            };
+            let ranges: Vec<Range<u64>> = (0..round % 9).map(&mut range).collect();
+            let meets = |a: usize, b: usize| {
+                let common = ranges[a].start.max(ranges[b].start)..ranges[a].end.min(ranges[b].end);
+                a != b && !common.is_empty()
+            };
+            let all = 0..ranges.len();
+            let expected: Vec<bool> =
+                all.clone().map(|a| all.clone().any(|b| meets(a, b))).collect();
+            assert_eq!(overlapping(&ranges), expected, "{ranges:?}");
+        }
+    }
 }
