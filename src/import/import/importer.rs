@@ -3,6 +3,7 @@
 //! A source with an index is imported here, by passes of several threads (`pass.rs`). Other sources are streams: see
 //! `streamed.rs`.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -438,12 +439,12 @@ impl Import<'_> {
             Some(directory) => (directory.fields().to_vec(), directory.field_types().clone()),
             None => (given_fields(), self.typing.types()),
         };
+        let mut number_of: HashMap<Vec<u8>, i64> = classes.iter().cloned().zip(0..).collect();
         let class_numbers = index.classes.iter().map(|class| {
-            let known = classes.iter().position(|known| known == class);
-            known.unwrap_or_else(|| {
+            *number_of.entry(class.clone()).or_insert_with(|| {
                 classes.push(class.clone());
-                classes.len() - 1
-            }) as i64
+                classes.len() as i64 - 1
+            })
         });
         let class_numbers = class_numbers.collect();
         let source_fields = match_fields(&fields, &given_fields(), index)?;

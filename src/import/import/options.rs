@@ -1,5 +1,6 @@
 //! The options of an import, and its report. `progress.rs` has the reports while it runs.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -331,7 +332,8 @@ impl ImportOptions {
     /// # Errors
     /// `BadSource`: there is such a class.
     pub(super) fn check_classes(&self, of_source: &[Vec<u8>]) -> Result<()> {
-        let is_new = |class: &&Vec<u8>| !self.classes.is_empty() && !self.classes.contains(class);
+        let known: HashSet<&Vec<u8>> = self.classes.iter().collect();
+        let is_new = |class: &&Vec<u8>| !known.is_empty() && !known.contains(class);
         of_source.iter().find(is_new).map_or(Ok(()), |class| {
             let class = class.escape_ascii();
             let text = format!("the class {class} is none of those that --classes gives");
