@@ -345,10 +345,15 @@ impl Index {
         let mut order = self.rows_with_the_hash_of_another();
         self.sort_by_name(&mut order);
         let mut taken: Vec<u64> = Vec::new();
-        // Rows of one name that replace no other: one for each container and set of fields.
+        // Rows of one name in one container that replace no other: one for each set of fields. Thousands of containers
+        // may have the same names, and those of a name follow one another in `order`.
         let mut kept: Vec<u64> = Vec::new();
         for row in order {
-            if kept.first().is_some_and(|&first| self.name(first) != self.name(row)) {
+            let is_next = kept.first().is_some_and(|&first| {
+                self.container_of(first) != self.container_of(row)
+                    || self.name(first) != self.name(row)
+            });
+            if is_next {
                 kept.clear();
             }
             match kept.iter().copied().find(|&first| self.replaces(row, first)) {
@@ -370,12 +375,9 @@ impl Index {
         taken
     }
 
-    /// Returns whether `row` is in the container of `first` and has no field that `first` lacks.
+    /// Returns whether `row` has no field that `first` lacks.
     fn replaces(&self, row: u64, first: u64) -> bool {
-        self.container_of(row) == self.container_of(first)
-            && self
-                .payloads(row)
-                .all(|payload| self.field_len_bytes(first, payload.field).is_some())
+        self.payloads(row).all(|payload| self.field_len_bytes(first, payload.field).is_some())
     }
 
     /// Replaces the payload of the same field of `row` by `payload`, and counts the replaced member.
