@@ -48,8 +48,9 @@ impl ImportState {
         self.image().map_or_else(new, DirectoryBuilder::after)
     }
 
-    /// Gives up what the import replaces: with `Onto::Force` whatever the namespaces hold, with `Onto::Append` the plan of
-    /// another append. This comes last before anything is written, so an import that is refused earlier changes nothing.
+    /// Gives up what the import replaces: with `Onto::Force` whatever the namespaces hold, with `Onto::Append` the plan
+    /// of another append. This comes last before anything is written, so an import that is refused earlier changes
+    /// nothing.
     ///
     /// # Errors
     /// As [`discard_image`] and [`give_up_plan`].
@@ -72,8 +73,8 @@ impl ImportState {
     }
 }
 
-/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that a resume cancels a
-/// planned append ([`give_up_plan`]). [`ImportState::make_way`] is to follow.
+/// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that a resume cancels
+/// a planned append ([`give_up_plan`]). [`ImportState::make_way`] is to follow.
 ///
 /// # Errors
 /// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to append

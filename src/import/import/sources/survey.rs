@@ -77,8 +77,8 @@ impl Listing<Root> {
 
     /// Detects the content of every file, in the order of their names.
     ///
-    /// The second list has the bad entries that cannot be shards. With `may_give_up`, opens no more files except
-    /// indexes once it has found many, shards and others: such a source is refused anyway.
+    /// The second list has the bad entries. With `may_give_up`, opens no more files except indexes once it has found
+    /// many, shards and others: such a source is refused anyway.
     pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = self.files().collect();
         names.sort_unstable();
