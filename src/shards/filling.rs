@@ -215,6 +215,27 @@ impl<'a> CopyingReader<'a> {
         Ok(CopyingReader::Shard(Box::new(set.reader(shard)?), copy))
     }
 
+    /// As [`open`](Self::open); then begins to decode, if shards of this kind are decoded ahead.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`next`](Self::next).
+    pub fn open_ahead(
+        set: &'a ShardSet,
+        filling: Option<&'a ShardFilling>,
+        shard: usize,
+    ) -> Result<CopyingReader<'a>> {
+        let mut reader = CopyingReader::open(set, filling, shard)?;
+        if let CopyingReader::Shard(reader, _) = &mut reader {
+            reader.begin_ahead()?;
+        }
+        Ok(reader)
+    }
+
+    /// Returns whether the whole shard was decoded ahead: its reader requests nothing more.
+    pub fn is_decoded(&self) -> bool {
+        matches!(self, CopyingReader::Shard(reader, _) if reader.is_decoded())
+    }
+
     /// The next sample; appends its record to `record`. `None` after the last.
     ///
     /// # Errors

@@ -59,6 +59,16 @@ impl ShardReader<'_> {
         Ok(Some(found))
     }
 
+    /// Begins to decode, if shards of this kind are decoded ahead of [`next`](Self::next).
+    pub(crate) fn begin_ahead(&mut self) -> Result<()> {
+        self.stream.begin_ahead()
+    }
+
+    /// Returns whether the whole shard was decoded ahead.
+    pub(crate) fn is_decoded(&self) -> bool {
+        self.stream.is_decoded()
+    }
+
     /// Returns whether the sample just decoded begins a run: the first sample does, and one behind a full run. `place`:
     /// where decoding the sample can begin; `len_bytes`: length of its record.
     fn begins_run(&self, place: Option<StreamPlace>, len_bytes: u32) -> bool {

@@ -366,6 +366,49 @@ fn a_shard_that_ends_early_is_an_error_that_names_it_or_is_read_as_far_as_it_goe
     assert_eq!(names.len(), self::names().len() - samples_of(11) as usize + 20);
 }
 
+/// A Parquet file of 20 rows of 20,000 bytes: several windows of one row group.
+#[cfg(feature = "formats")]
+fn table(number: u64) -> Vec<u8> {
+    use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
+
+    let rows = (0..20).map(|row| vec![(20 * number + row) as u8; 20_000]);
+    let column = Arc::new(BinaryArray::from_iter_values(rows)) as ArrayRef;
+    let batch = RecordBatch::try_from_iter([("x", column)]).unwrap();
+    let mut bytes = Vec::new();
+    let set = parquet::file::properties::WriterProperties::builder();
+    let set = set.set_dictionary_enabled(false).build();
+    let writer = parquet::arrow::ArrowWriter::try_new(&mut bytes, batch.schema(), Some(set));
+    let mut writer = writer.unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+#[cfg(feature = "formats")]
+#[test]
+fn a_lane_requests_its_next_table_while_it_hands_out_the_one_before() {
+    let asked = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&asked);
+    let store = ObjectStore::with_faults(move |request| {
+        *count.lock().unwrap() += usize::from(request.method == "GET" && !request.key.is_empty());
+        Fault::None
+    });
+    (0..24).for_each(|number| store.put(&format!("set/{number:02}.parquet"), table(number)));
+    let folder = tempfile::tempdir().unwrap();
+    let mut loader = open(&store, folder.path(), load(8, 1), None).unwrap();
+    let mut batch = Batch::new();
+    assert!(loader.next_into(&mut batch, &mut ()).unwrap());
+    // The footers of all, and the rows of two tables of each of 8 lanes, although a table has 10 windows.
+    while *asked.lock().unwrap() < 24 + 16 {
+        std::thread::sleep(Duration::from_millis(10)); // a test that does not end here fails by the harness
+    }
+    let mut rows = batch.len();
+    while loader.next_into(&mut batch, &mut ()).unwrap() {
+        rows += batch.len();
+    }
+    assert_eq!(rows, 24 * 20);
+}
+
 #[test]
 fn dropping_ends_within_its_limit_although_the_store_answers_nothing_more() {
     let stalls = Arc::new(Mutex::new(false));

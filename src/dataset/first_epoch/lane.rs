@@ -54,9 +54,19 @@ impl LaneWork {
         let own: Vec<u64> = spec.shards_of(self.lane, set.shards().len() as u64).collect();
         let mut window = WindowBuilder::at(*spec, self.begin);
         let mut first = self.begin.sample;
+        let mut ahead = None; // the reader of the next shard, once this one is decoded
         for (nth, &shard) in (0..).zip(&own).skip(self.begin.shard as usize) {
             let begin = LanePlace { shard: nth, sample: first, given: 0 };
-            if !self.decode_shard(shard as usize, begin, &mut window)? {
+            let shard = shard as usize;
+            let open = || CopyingReader::open(set, image.as_deref(), shard);
+            let reader = ahead.take().unwrap_or_else(open)?;
+            let next = own.get(nth as usize + 1).map(|&next| next as usize);
+            let mut open_next = || {
+                if let (None, Some(next)) = (&ahead, next) {
+                    ahead = Some(CopyingReader::open_ahead(set, image.as_deref(), next));
+                }
+            };
+            if !self.decode_shard((shard, reader), begin, &mut window, &mut open_next)? {
                 return Ok(None);
             }
             first = 0;
@@ -67,9 +77,11 @@ impl LaneWork {
             let shard = shard as usize;
             if let Some(image) = image
                 && image.filled(shard)?.is_none()
-                && !self.decode_shard(shard, given, &mut window)?
             {
-                return Ok(None);
+                let reader = CopyingReader::open(set, Some(&**image), shard)?;
+                if !self.decode_shard((shard, reader), given, &mut window, &mut || {})? {
+                    return Ok(None);
+                }
             }
         }
         let end = LanePlace { shard: own.len() as u64, ..LanePlace::default() };
@@ -77,22 +89,26 @@ impl LaneWork {
     }
 
     /// Decodes a shard, keeps its index, and adds its samples from `begin` on to windows, of which it sends the full
-    /// ones. `false`: nobody waits for windows any more.
+    /// ones. Calls `open_next` once nothing more is requested for this shard. `false`: nobody waits for windows any
+    /// more.
     fn decode_shard(
         &self,
-        shard: usize,
+        (shard, mut reader): (usize, CopyingReader<'_>),
         begin: LanePlace,
         window: &mut WindowBuilder,
+        open_next: &mut dyn FnMut(),
     ) -> Result<bool> {
-        let LanesShared { set, filling: image, stopped, .. } = &*self.shared;
+        let LanesShared { set, stopped, .. } = &*self.shared;
         let mut record = Vec::new();
-        let mut reader = CopyingReader::open(set, image.as_deref(), shard)?;
         for sample in 0.. {
             if stopped.load(Ordering::Relaxed) {
                 return Ok(false);
             }
             record.clear();
             let Some(read) = reader.next(&mut record)? else { break };
+            if reader.is_decoded() {
+                open_next();
+            }
             if window.columns.is_empty() && !read.values.is_empty() {
                 window.columns = reader.columns(); // known with the first sample
             }

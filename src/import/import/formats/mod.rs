@@ -243,6 +243,11 @@ trait RowReader {
         None
     }
 
+    /// Returns whether all rows were decoded ahead: nothing more is read of the file.
+    fn is_decoded(&self) -> bool {
+        false
+    }
+
     /// Reads the next row into `cells`, one cell per column; `false` after the last row.
     ///
     /// # Errors

@@ -469,6 +469,14 @@ impl SampleStream for RowSource {
         Ok(None)
     }
 
+    fn begin_ahead(&mut self) -> Result<()> {
+        self.begin().map(drop)
+    }
+
+    fn is_decoded(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.reader.is_decoded())
+    }
+
     fn accept(&mut self, sample: &mut StreamSample) {
         if let Some(class) = self.class.take() {
             sample.label = Some(self.classes.number(&class));

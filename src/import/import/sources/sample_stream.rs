@@ -49,6 +49,19 @@ pub trait SampleStream {
     /// Errors that end the import. An error of a single entry is in [`bad`](Self::bad) instead.
     fn next_sample(&mut self) -> Result<Option<StreamSample>>;
 
+    /// Begins to decode, if this stream decodes ahead of [`next_sample`](Self::next_sample).
+    ///
+    /// # Errors
+    /// As [`next_sample`](Self::next_sample).
+    fn begin_ahead(&mut self) -> Result<()> {
+        self.inner_mut().map_or(Ok(()), |inner| inner.begin_ahead())
+    }
+
+    /// Returns whether all samples were decoded ahead, so that nothing more is requested for this stream.
+    fn is_decoded(&self) -> bool {
+        self.inner().is_some_and(|inner| inner.is_decoded())
+    }
+
     /// Accepts the last sample read: reserves its name, and gives its class a number.
     fn accept(&mut self, sample: &mut StreamSample) {
         let _ = sample; // most streams remember nothing of accepted samples

@@ -1,5 +1,7 @@
 //! Decodes batches of rows on a separate thread, one batch ahead of the reader.
 
+use std::thread::JoinHandle;
+
 use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
 
@@ -27,9 +29,9 @@ pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, String>> + Send>
 ///
 /// # Errors
 /// The operating system cannot start a thread.
-fn decoded(mut batches: Batches) -> Result<Receiver<Result<Batch, String>>> {
-    let (send, batch) = bounded(1);
-    std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
+fn decoded(mut batches: Batches) -> Result<(Receiver<Result<Batch, String>>, JoinHandle<()>)> {
+    let (send, batch) = bounded(0); // the batch ahead waits in its thread
+    let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
         while let Some(next) = guarded(|| batches.next().transpose()).transpose() {
             let is_last = next.is_err();
             if send.send(next).is_err() || is_last {
@@ -37,7 +39,7 @@ fn decoded(mut batches: Batches) -> Result<Receiver<Result<Batch, String>>> {
             }
         }
     })?;
-    Ok(batch)
+    Ok((batch, thread))
 }
 
 /// Decoder of a file from a place on.
@@ -54,6 +56,8 @@ pub(super) struct AheadRows {
     is_exact: bool,
     /// The decoded batches; `None` before the decoder has begun.
     batches: Option<Receiver<Result<Batch, String>>>,
+    /// The thread that decodes; it ends once the last batch is read.
+    thread: Option<JoinHandle<()>>,
     /// The rest of the batch that is read.
     batch: Option<BatchCells>,
     /// The place of the next row.
@@ -94,10 +98,15 @@ impl AheadRows {
 impl RowReader for AheadRows {
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let Some(decode) = self.decode.take() else { return Ok(()) };
-        self.batches = Some(decoded(decode(from)?)?);
+        let (batches, thread) = decoded(decode(from)?)?;
+        (self.batches, self.thread) = (Some(batches), Some(thread));
         self.unwanted = if self.is_exact { 0 } else { from.left_out };
         self.next = StreamPlace { left_out: from.left_out - self.unwanted, ..from };
         Ok(())
+    }
+
+    fn is_decoded(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
     fn place(&self, rows: u64) -> StreamPlace {
