@@ -117,7 +117,7 @@ impl Assembly<'_> {
             let text = "the index of the shard has other fields than those of the first shard";
             return Err(Error::new(ErrorKind::Stale, text).path(path));
         }
-        self.set.shards.add_pages(shard, &index.pages);
+        self.set.shards.add_pages(shard, index.pages());
         self.is_refused |= index.bad.iter().any(|bad| bad.is_newer);
         self.bad.extend(index.bad.iter().map(|bad| bad.text.clone()));
         self.builder.grow_columns(&index.columns())?;

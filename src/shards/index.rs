@@ -43,8 +43,11 @@ pub struct ShardIndex {
     /// The entries that cannot be read.
     pub bad: Vec<BadSample>,
     runs: Vec<Run>,
-    /// The data pages of a Parquet file whose runs begin within row groups: offsets in bytes, and numbers of values.
-    pub(crate) pages: Vec<(u64, u64)>,
+    /// The data pages of a Parquet file whose rows are read alone or from within row groups: offsets in bytes, and
+    /// numbers of values.
+    pages: Vec<(u64, u64)>,
+    /// Set if a row is read alone by its pages.
+    has_row_pages: bool,
     /// The common prefix of all names.
     prefix: Vec<u8>,
     /// The names without the prefix, one after the other, and the end of each.
@@ -142,9 +145,42 @@ impl ShardIndex {
     /// The place of a sample of `run`; `None`: the sample cannot be decoded alone.
     pub(crate) fn place(&self, run: &Run, sample: usize) -> Option<StreamPlace> {
         let place = run.place?;
+        let rows = (sample - run.first) as u64;
+        let record = place.record.checked_add(rows)?;
+        if self.has_row_pages {
+            let left_out = place.left_out.checked_add(rows)?;
+            return Some(StreamPlace { left_out, record, ..place });
+        }
         let offset = place.offset.checked_add(self.offsets[sample].checked_sub(1)?)?;
-        let record = place.record.checked_add((sample - run.first) as u64)?;
         Some(StreamPlace { offset, record, ..place })
+    }
+
+    /// The data pages that readers should know.
+    pub(crate) fn pages(&self) -> &[(u64, u64)] {
+        &self.pages
+    }
+
+    /// Keeps the data `pages` of a Parquet file, if they serve to read less than whole row groups.
+    pub(crate) fn set_pages(&mut self, pages: Vec<(u64, u64)>) {
+        self.has_row_pages = self.is_worth_pages(&pages);
+        let mut places = self.runs.iter().filter_map(|run| run.place);
+        if self.has_row_pages || places.any(is_within_group) {
+            self.pages = pages;
+        }
+    }
+
+    /// Returns whether the pages of a row have, on average, far fewer bytes than a run.
+    fn is_worth_pages(&self, pages: &[(u64, u64)]) -> bool {
+        // A row is in a page as often as the page has values. What follows a page is counted as its own.
+        let rows = self.len().max(1) as u128;
+        let each = pages.windows(2).map(|two| {
+            let len = two[1].0.saturating_sub(two[0].0);
+            u128::from(len) * u128::from(two[0].1).min(rows)
+        });
+        let bytes = each.sum::<u128>() / rows;
+        let all = self.lens.iter().map(|len| u128::from(*len)).sum::<u128>();
+        let run_bytes = all / self.runs.len().max(1) as u128;
+        bytes > 0 && bytes <= MOST_ROW_BYTES && 4 * bytes <= run_bytes
     }
 
     /// The typed columns.
@@ -278,6 +314,7 @@ impl ShardIndex {
         };
         index.read_samples(&mut from)?;
         index.count_runs().map_err(|what| damaged(what.to_owned()))?;
+        index.has_row_pages = index.is_worth_pages(&index.pages);
         Ok(index)
     }
 
@@ -330,6 +367,11 @@ impl ShardIndex {
     }
 }
 
+/// Returns whether rows of the same row group lie before a place in a Parquet file.
+pub(crate) fn is_within_group(place: StreamPlace) -> bool {
+    place.offset > 0 && place.left_out > 0
+}
+
 /// Returns whether a number of a place is so large that adding to it could overflow.
 fn is_beyond_any_shard(place: StreamPlace) -> bool {
     let StreamPlace { input, offset, left_out, record, windows, .. } = place;
@@ -366,6 +408,8 @@ const VERSION: u32 = 1;
 pub(crate) const RUN_BYTES: u64 = 4 << 20;
 /// Maximum bytes of a run's records, unless the run is one sample: a longer row group becomes several runs.
 pub(crate) const LONGEST_RUN_BYTES: u64 = 16 << 20;
+/// Maximum bytes of the pages from which one row is read. Many rows are read at a time.
+const MOST_ROW_BYTES: u128 = 2 << 20;
 /// Maximum samples of a run: as of a chunk.
 pub(crate) const MAX_RUN_SAMPLES: u32 = 65_535;
 
@@ -416,6 +460,39 @@ mod tests {
         }
         let bytes = index(11).encode();
         assert_eq!(bytes.windows(6).filter(|at| at == b"shard/").count(), 1);
+    }
+
+    #[test]
+    fn rows_have_places_where_their_pages_are_far_shorter_than_a_run() {
+        // Two row groups of 80 rows of 100,000 bytes.
+        let mut index = ShardIndex::default();
+        for row in 0..160 {
+            let offset = if row < 80 { 4 } else { 8_000_100 };
+            let place =
+                StreamPlace { offset, left_out: row % 80, record: row, ..StreamPlace::default() };
+            if row % 80 == 0 {
+                index.begin_run(Some(if row == 0 { StreamPlace::default() } else { place }));
+            }
+            let sample = ShardSample { len_bytes: 100_000, ..sample(row) };
+            index.push(&sample, Some(place), Vec::new);
+        }
+        for (rows, has_places) in [(10, true), (16, true), (40, false), (80, false)] {
+            let mut index = index.clone();
+            let pages = (0..160).step_by(rows as usize).map(|row| (4 + 100_000 * row, rows));
+            index.set_pages(pages.collect());
+            let read = ShardIndex::decode(&index.encode()).unwrap();
+            for index in [index, read] {
+                let run = &index.runs()[1];
+                let place = run.place.unwrap();
+                let third = StreamPlace { left_out: 2, record: 82, ..place };
+                let expected = has_places.then_some(third);
+                assert_eq!(index.place(run, 82), expected, "pages of {rows} rows");
+                assert_eq!(index.place(run, 80), Some(place));
+                assert_eq!(index.pages().is_empty(), !has_places);
+            }
+        }
+        index.set_pages(vec![(u64::MAX, 1), (0, u64::MAX), (u64::MAX, u64::MAX), (0, 0)]);
+        assert!(index.pages().is_empty(), "numbers that no file has");
     }
 
     #[test]

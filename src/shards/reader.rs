@@ -1,6 +1,8 @@
 //! Decodes one shard front to back: returns its samples, and indexes them on the way.
 
-use crate::index::{LONGEST_RUN_BYTES, MAX_RUN_SAMPLES, RUN_BYTES, ShardIndex, ShardSample};
+use crate::index::{
+    LONGEST_RUN_BYTES, MAX_RUN_SAMPLES, RUN_BYTES, ShardIndex, ShardSample, is_within_group,
+};
 use crate::set::ShardSet;
 use dlfs_base::Result;
 use dlfs_base::checksum::crc32c;
@@ -104,14 +106,7 @@ impl ShardReader<'_> {
         self.set.shards.check(self.shard)?;
         let (fields, types) = self.set.shards.layout()?;
         self.index.describe(fields, types, self.stream.classes());
-        if self.index.runs().iter().any(|run| run.place.is_some_and(is_within_group)) {
-            self.index.pages = self.set.shards.pages(self.shard);
-        }
+        self.index.set_pages(self.set.shards.pages(self.shard));
         Ok(self.index)
     }
-}
-
-/// Returns whether rows of the same row group lie before a place in a Parquet file.
-fn is_within_group(place: StreamPlace) -> bool {
-    place.offset > 0 && place.left_out > 0
 }

@@ -376,10 +376,16 @@ impl<F: ChunkReader + Clone + 'static> GroupDecoder<F> {
                 !self.read.leaf_included(leaf) || index.page_locations(of.group, leaf).is_some()
             })
         });
-        // Only long row groups are read in parts, so pages of others need not be known.
-        from.found = from.found.filter(|_| {
-            metadata.metadata().row_group(of.group).total_byte_size() >= LONG_GROUP_BYTES
-        });
+        // Only long row groups are read in parts, by pages that have as many rows as values.
+        let group = metadata.metadata().row_group(of.group);
+        let is_flat = || {
+            let mut columns = group.columns().iter().enumerate();
+            columns.all(|(leaf, column)| {
+                !self.read.leaf_included(leaf) || column.column_descr().max_rep_level() == 0
+            })
+        };
+        from.found =
+            from.found.filter(|_| group.total_byte_size() >= LONG_GROUP_BYTES && is_flat());
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata)
             .with_projection(self.read.clone())
             .with_batch_size(self.rows_at_once)
@@ -410,7 +416,7 @@ const PART_BATCH_BYTES: i64 = 1 << 20;
 /// Maximum number of rows of a batch.
 const MAX_ROWS: i64 = 1 << 16;
 /// Row groups from this length on may be read in parts.
-const LONG_GROUP_BYTES: i64 = 8 << 20;
+const LONG_GROUP_BYTES: i64 = 2 << 20;
 /// The bytes requested from an object's end, which often have the whole footer.
 const FOOTER_BYTES: u64 = 64 << 10;
 /// Limit of the bytes of all footers that are kept.
