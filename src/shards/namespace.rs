@@ -18,6 +18,7 @@ use std::sync::Arc;
 use crate::index::{LONGEST_RUN_BYTES, Run, ShardIndex};
 use crate::run_cache::{DECODED_BYTES, RunCache, RunToDecode};
 use crate::set::ShardSet;
+use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_base::checksum::crc32c;
 use dlfs_base::process::Forked;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -153,6 +154,7 @@ impl RunReader {
             let (space, rest) = std::mem::take(&mut left).split_at_mut(record.len());
             space.copy_from_slice(record);
             left = rest;
+            Ok(())
         })
     }
 
@@ -255,7 +257,7 @@ impl RunReader {
     }
 
     /// The bytes of the run `wanted`: from memory, or decoded by one thread for all that wait for them.
-    fn decoded_run(&self, wanted: usize) -> Result<Arc<Vec<u8>>> {
+    fn decoded_run(&self, wanted: usize) -> Result<SharedBuf> {
         self.check_process()?;
         let run = self.run(wanted);
         let first_number = self.first_of(wanted);
@@ -281,19 +283,23 @@ impl RunReader {
         let has_places = index.place(run, run.first + run.samples as usize - 1).is_some();
         let most_kept = if has_places { KEPT_BESIDE_PLACES_BYTES } else { KEPT_BYTES };
         let mut found = None;
-        let mut bytes = Vec::new();
+        let mut bytes = IoBuf::empty();
+        let mut filled = 0;
         self.decode(first_number, last_in_shard, end, &mut |number, record, ends_run| {
             if bytes.is_empty() {
-                bytes.reserve_exact(self.run(number).len_bytes as usize);
+                bytes = IoBuf::try_temporary(self.run(number).len_bytes as usize)?;
             }
-            bytes.extend_from_slice(record);
+            bytes[filled..][..record.len()].copy_from_slice(record);
+            filled += record.len();
             if ends_run {
-                let whole = Arc::new(std::mem::take(&mut bytes));
+                filled = 0;
+                let whole = std::mem::take(&mut bytes).freeze();
                 cache.keep(number, &whole, most_kept);
                 if number == wanted {
                     found = Some(whole);
                 }
             }
+            Ok(())
         })?;
         Ok(found.expect("the wanted run is one of them"))
     }
@@ -306,7 +312,7 @@ impl RunReader {
         first_number: usize,
         last_in_shard: usize,
         end: Option<StreamPlace>,
-        take: &mut dyn FnMut(usize, &[u8], bool),
+        take: &mut dyn FnMut(usize, &[u8], bool) -> Result<()>,
     ) -> Result<()> {
         let RunAt { shard, in_shard, .. } = self.runs[first_number];
         let runs = &self.indexes[shard].runs()[in_shard..=last_in_shard];
@@ -318,7 +324,7 @@ impl RunReader {
             for sample in samples.clone() {
                 record.clear();
                 self.decode_sample(&mut stream, shard, sample, &mut record)?;
-                take(number, &record, sample + 1 == samples.end);
+                take(number, &record, sample + 1 == samples.end)?;
             }
         }
         self.set.shards.check(shard)

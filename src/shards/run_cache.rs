@@ -6,8 +6,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
 
+use dlfs_base::buf::SharedBuf;
 use dlfs_base::process::{Condvar, Mutex};
 
 /// The decoded runs of a namespace. All its readers share them.
@@ -23,7 +23,7 @@ pub(crate) struct RunCache {
 #[derive(Default)]
 struct RunCacheState {
     /// The runs in memory, with their numbers. The first one is dropped first.
-    runs: VecDeque<(usize, Arc<Vec<u8>>)>,
+    runs: VecDeque<(usize, SharedBuf)>,
     /// The runs that threads decode now, by the first run of those that are decoded together.
     decoding: HashMap<usize, RunToDecode>,
     /// The run of each read that decodes its samples alone now.
@@ -50,13 +50,13 @@ impl RunCache {
         first: usize,
         wanted: usize,
         run: RunToDecode,
-    ) -> Result<Arc<Vec<u8>>, Turn<'_>> {
+    ) -> Result<SharedBuf, Turn<'_>> {
         let mut state = self.state.lock();
         loop {
             if let Some(at) = state.runs.iter().position(|(number, _)| *number == wanted)
                 && let Some(found) = state.runs.remove(at)
             {
-                let bytes = Arc::clone(&found.1);
+                let bytes = found.1.clone();
                 if run.is_kept {
                     state.runs.push_back(found);
                 } else {
@@ -103,10 +103,10 @@ impl RunCache {
     }
 
     /// Keeps a decoded run. Drops runs from the front while all have more than `most` bytes, but keeps at least one.
-    pub(crate) fn keep(&self, number: usize, bytes: &Arc<Vec<u8>>, most: u64) {
+    pub(crate) fn keep(&self, number: usize, bytes: &SharedBuf, most: u64) {
         let mut state = self.state.lock();
         state.runs.retain(|(other, _)| *other != number);
-        state.runs.push_back((number, Arc::clone(bytes)));
+        state.runs.push_back((number, bytes.clone()));
         let mut sum = state.runs.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
         while sum > most && state.runs.len() > 1 {
             let dropped = state.runs.pop_front().map_or(0, |(_, bytes)| bytes.len());
@@ -189,6 +189,8 @@ const MOST_SAMPLE_READS_OF_A_RUN: usize = 2;
 
 #[cfg(test)]
 mod tests {
+    use dlfs_base::buf::IoBuf;
+
     use super::*;
 
     #[test]
@@ -207,8 +209,8 @@ mod tests {
         let two = turn(3, 12 << 20).unwrap_err();
         assert_eq!(cache.state.lock().decoding.len(), 2);
         drop((one, two));
-        cache.keep(3, &Arc::new(vec![7]), DECODED_BYTES);
-        assert_eq!(*turn(3, 1).ok().unwrap(), [7]);
+        cache.keep(3, &IoBuf::zeroed(1).freeze(), DECODED_BYTES);
+        assert_eq!(*turn(3, 1).ok().unwrap(), [0]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
 use super::error::{Result, no_memory};
-use pool::{Allocation, MAPPED_FROM_LEN};
+use pool::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
 /// Owned bytes for I/O: an allocation, or a range of one.
 ///
@@ -78,6 +78,15 @@ impl IoBuf {
     /// `OutOfMemory`: the operating system has no memory.
     pub fn try_zeroed(len: usize) -> Result<IoBuf> {
         IoBuf::allocated(len, MAPPED_FROM_LEN)
+    }
+
+    /// [`IoBuf::try_zeroed`] for a buffer that is soon dropped: unless it is short, its memory then returns to the
+    /// operating system. The heap of the thread would keep it.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the operating system has no memory.
+    pub fn try_temporary(len: usize) -> Result<IoBuf> {
+        IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
     }
 
     /// A stand-alone buffer, mapped if `len` is at least `mapped_from_len`, otherwise on the heap.

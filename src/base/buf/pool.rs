@@ -484,4 +484,4 @@ pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
 /// Short-lived buffers of this length or more are mapped, as in C allocators: dropping one returns its memory to the
 /// operating system, where the heap would keep it and map more for the next length. Mapping shorter ones, too, could
 /// exhaust the 65,530 mappings that a process may have.
-const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;
+pub(super) const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;
