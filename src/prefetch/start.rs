@@ -40,7 +40,7 @@ impl Prefetcher {
         }
         working_set::warn_of_shared_reads(directory, options, batching == Batching::Chunk);
         let layout = directory.layout();
-        let window_bytes = working_set::window_bytes(directory, options);
+        let window_bytes = working_set::window_bytes_on(directory, devices, options);
         let chunk = u64::from(layout.chunk_size_bytes);
         let num_chunks = u64::from(directory.num_chunks());
         let num_samples = directory.num_samples();
@@ -150,7 +150,9 @@ impl Prefetcher {
                 let patience = working_set::patience(options);
                 let chunks =
                     ChunkDriver::new(directory, geometry, stream, on_error, keep, shown, patience);
-                if working_set::reads_first_batch_apart(&self.directory, options) {
+                if working_set::reads_first_batch_apart(&self.directory, options)
+                    && working_set::reads_parts(&self.devices)
+                {
                     Box::new(chunks.beginning_early(state.order)?)
                 } else {
                     Box::new(chunks)

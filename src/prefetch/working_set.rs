@@ -34,6 +34,23 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
     shared_window_bytes(options, wanted)
 }
 
+/// As [`window_bytes`], without room for the first batch where it is not read apart.
+pub(super) fn window_bytes_on(
+    directory: &Directory,
+    devices: &[Arc<dyn Device>],
+    options: &LoaderOptions,
+) -> usize {
+    let bytes = window_bytes(directory, options);
+    let room = FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory);
+    let without = (bytes as u64).saturating_sub(room);
+    let is_enough = without >= kept_bytes(directory, options);
+    if options.window_bytes == 0 && is_enough && !reads_parts(devices) {
+        (without as usize).max(DEFAULT_WINDOW)
+    } else {
+        bytes
+    }
+}
+
 /// The length of a window that is to hold `wanted` bytes: as the options say, or else `wanted` within limits.
 pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize {
     match options.window_bytes {
@@ -351,6 +368,11 @@ impl LoaderOptions {
     fn is_grouped(&self) -> bool {
         self.order.kind.lanes_and_group().is_some()
     }
+}
+
+/// Returns whether a part of a chunk takes less to read from all `devices` than the whole chunk.
+pub(super) fn reads_parts(devices: &[Arc<dyn Device>]) -> bool {
+    devices.iter().all(|device| device.reads_parts())
 }
 
 /// Returns whether the page cache serves the reads of all `devices`.

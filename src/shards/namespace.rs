@@ -53,6 +53,8 @@ struct RunReader {
     runs: Vec<RunAt>,
     /// Each process has its own cache, also a forked child.
     cache: Forked<RunCache>,
+    /// Set if at least half of the runs have samples that are decoded alone.
+    reads_parts: bool,
     /// Tells the process that opened the set, which has the threads of the stores' clients, from a forked child.
     home: Forked<()>,
 }
@@ -75,8 +77,15 @@ impl ShardNamespace {
             read_only: true,
             engine: SHARDS.to_owned(),
         };
+        let parts = runs.iter().filter(|at| {
+            let index = &indexes[at.shard];
+            let run = &index.runs()[at.in_shard];
+            index.place(run, run.first + run.samples as usize - 1).is_some()
+        });
+        let reads_parts = 2 * parts.count() >= runs.len();
         let cache = Forked::empty();
-        let reader = RunReader { set, indexes, runs, cache, home: Forked::new(()) };
+        let home = Forked::new(());
+        let reader = RunReader { set, indexes, runs, cache, reads_parts, home };
         ShardNamespace { reader: Arc::new(reader), namespace }
     }
 }
@@ -94,6 +103,10 @@ impl Device for ShardNamespace {
             if io.op == IoOp::Read { reader.read(io) } else { Ok(()) }
         };
         helped_pair(self.namespace.clone(), serve, MOST_AT_ONCE)
+    }
+
+    fn reads_parts(&self) -> bool {
+        self.reader.reads_parts
     }
 }
 

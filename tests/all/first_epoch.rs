@@ -12,8 +12,9 @@ use dlfs::dataset::{Options, RunState, ShardLoader};
 use dlfs::import::ImportOptions;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::Device;
 use dlfs::reader::Batch;
-use dlfs::shards::ShardOptions;
+use dlfs::shards::{ShardOptions, assemble};
 use dlfs::{Error, Result};
 
 const SHARDS: u64 = 96;
@@ -136,6 +137,12 @@ fn noting() -> (ObjectStore, Arc<Mutex<Vec<String>>>) {
     (store, keys)
 }
 
+/// Returns whether a later loader reads samples of its first batch alone.
+fn reads_parts(loader: &ShardLoader) -> bool {
+    let indexes = loader.shards().kept_indexes().unwrap().into_iter().map(Option::unwrap);
+    assemble(loader.shards(), indexes.collect()).unwrap().namespace.reads_parts()
+}
+
 fn num_indexes(folder: &Path) -> usize {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     files.filter(|path| path.extension().is_some_and(|end| end == "index")).count()
@@ -156,6 +163,7 @@ fn batches_come_before_the_index_is_complete_and_later_epochs_have_every_sample_
     let rest = take(&mut loader, usize::MAX).unwrap();
     assert_eq!(loader.epoch(), 1);
     assert_eq!(num_indexes(folder.path()), SHARDS as usize);
+    assert!(reads_parts(&loader));
     // Nothing was read twice, but what shards have of the fields, and their beginnings. On a busy machine a few
     // requests are sent twice.
     let reads = keys.lock().unwrap().len();
@@ -407,6 +415,7 @@ fn a_lane_requests_its_next_table_while_it_hands_out_the_one_before() {
         rows += batch.len();
     }
     assert_eq!(rows, 24 * 20);
+    assert!(!reads_parts(&loader), "a row group of one page is read whole");
 }
 
 #[test]

@@ -45,6 +45,11 @@ pub trait Device: Send + Sync {
         self.below().map_or_else(Capabilities::default, |below| below.capabilities())
     }
 
+    /// Returns whether a part of a chunk takes less to read than the whole chunk.
+    fn reads_parts(&self) -> bool {
+        self.below().is_none_or(|below| below.reads_parts())
+    }
+
     /// The last failure to connect, while a device that connects again is not connected.
     fn last_failure(&self) -> Option<Failure> {
         self.below().and_then(|below| below.last_failure())
@@ -214,6 +219,10 @@ mod tests {
             }
         }
 
+        fn reads_parts(&self) -> bool {
+            false
+        }
+
         fn grow(&self, len_bytes: u64) -> Result<()> {
             Err(Error::new(ErrorKind::Busy, len_bytes.to_string()))
         }
@@ -234,6 +243,7 @@ mod tests {
         let shared = SharedDevice::new(Arc::clone(&device), Arc::default());
         let handles = Capabilities { max_queue_pairs: usize::MAX, ..told.clone() };
         assert_eq!(shared.capabilities(), handles, "any number of handles, and the rest as below");
+        assert!(!shared.reads_parts());
         assert_eq!(shared.grow(9).unwrap_err().to_string(), "9");
         assert_eq!(shared.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
         assert_eq!(shared.can_trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] or 3");
