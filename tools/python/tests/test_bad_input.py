@@ -13,6 +13,7 @@ import pytest
 
 import dlfs
 from conftest import command, damaged, free_port, target, wait_until
+from frozen import freeze
 
 
 @pytest.mark.parametrize(
@@ -279,17 +280,11 @@ def test_a_target_that_comes_back_is_read_on(image, source):
         again.__exit__(None, None, None)
 
 
-def freeze(child):
-    """Stops all threads of a process."""
-    child.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED)  # until then, one of them may still answer
-
-
 def test_a_frozen_target_ends_a_read_at_its_deadline(image):
     with target(image) as (child, address):
         ds = dlfs.open(address, deadline=1.0)
         loader = dlfs.Loader(ds, 4, deadline=1.0)
-        freeze(child)
+        freeze(child.pid)
         for wait in (lambda: ds[0], lambda: next(iter(loader))):
             with pytest.raises(dlfs.TimedOut):
                 wait()
@@ -309,7 +304,7 @@ PATIENT = dict.fromkeys(["deadline", "connect_timeout", "io_timeout"], 600)
 def test_a_loader_may_be_closed_while_it_connects(image):
     with target(image) as (child, address):
         loader = dlfs.Loader(dlfs.open(address, **PATIENT), 4, deadline=600)
-        freeze(child)
+        freeze(child.pid)
         raised = []
 
         def wait():
@@ -331,7 +326,7 @@ def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):
         ds = dlfs.open(address, **PATIENT)
         loader = dlfs.Loader(ds, 4, "global", deadline=600, window=64 << 10)
         next(iter(loader))
-        freeze(child)
+        freeze(child.pid)
         raised = []
 
         def wait():

@@ -494,9 +494,11 @@ def test_an_interpreter_ends_while_a_pool_waits_for_a_frozen_target(image, run_p
     with target(image) as (child, address):
         run_python(
             f"""
-import os, signal, threading, time, dlfs
+import sys, threading, time, dlfs
+sys.path.insert(0, {os.path.dirname(transforms.__file__)!r})
+from frozen import freeze
 loader = dlfs.Loader(dlfs.open({address!r}), 4, transform=len)
-os.kill({child.pid}, signal.SIGSTOP)
+freeze({child.pid})
 threading.Thread(target=lambda: next(iter(loader)), daemon=True).start()
 time.sleep(0.3)
 """,

@@ -16,6 +16,7 @@ import pytest
 
 import dlfs
 from conftest import PER_CLASS, CLASSES, command, free_port, target
+from frozen import freeze
 
 torch = pytest.importorskip("torch")
 
@@ -165,7 +166,7 @@ def test_a_node_that_is_stopped_delays_nobody_for_long_and_may_go_on(striped, tm
 
     try:
         seen = [epoch(0, 1, 2)]
-        os.kill(ranks[2].pid, signal.SIGSTOP)
+        freeze(ranks[2].pid)
         for _ in range(3):
             seen.append(epoch(0, 1))
         assert sum(seen[-1][rank]["rerouted"] for rank in (0, 1)) > 0

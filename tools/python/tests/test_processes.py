@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import dlfs
+import frozen
 from conftest import command, target
 
 FORKS = 1000 if os.environ.get("DLFS_LONG_TESTS") else 100
@@ -212,7 +213,11 @@ waits = {"begin": lambda: next(iter(loader)), "next": lambda: list(begun), "item
          "open": lambda: dlfs.open(sys.argv[1], connect_timeout=600, io_timeout=600)}
 if sys.argv[3] == "SIGKILL":
     del waits["open"]  # nobody listens there, and it says so
-os.kill(int(sys.argv[2]), signal.Signals[sys.argv[3]])
+    os.kill(int(sys.argv[2]), signal.SIGKILL)
+else:
+    sys.path.insert(0, sys.argv[4])
+    from frozen import freeze
+    freeze(int(sys.argv[2]))
 for name, wait in waits.items():
     sent = []
     def send():
@@ -239,7 +244,7 @@ print("after", len(next(iter(loader))), len(next(iter(begun))), len(ds[0]) >= 0)
 def test_ctrl_c_ends_every_wait_and_everything_goes_on_after_it(image, run_python):
     """Long before other limits: calls have 60 s here, opening has 600."""
     with target(image) as (child, address):
-        out = run_python(INTERRUPT, address, child.pid, "SIGSTOP")
+        out = run_python(INTERRUPT, address, child.pid, "SIGSTOP", os.path.dirname(frozen.__file__))
     print(out)
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:6]] == ["begin", "next", "item", "batch", "name", "open"]
@@ -371,9 +376,11 @@ def test_an_interpreter_ends_while_a_daemon_waits_for_a_frozen_target(image, run
     with target(image) as (child, address):
         run_python(
             f"""
-import os, signal, threading, time, dlfs
+import sys, threading, time, dlfs
+sys.path.insert(0, {os.path.dirname(frozen.__file__)!r})
+from frozen import freeze
 loader = dlfs.Loader(dlfs.open({address!r}), 4)
-os.kill({child.pid}, signal.SIGSTOP)
+freeze({child.pid})
 threading.Thread(target=lambda: next(iter(loader)), daemon=True).start()
 time.sleep(0.3)
 """

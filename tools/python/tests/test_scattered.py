@@ -1,11 +1,13 @@
 """Many scattered samples in one call: right, in order, within bounded memory, and interruptible."""
 
+import os
 import random
 import struct
 
 import pytest
 
 import dlfs
+import frozen
 from conftest import command, target
 
 SAMPLES = 700_000
@@ -97,10 +99,12 @@ def test_ctrl_c_ends_a_gather(tiny, run_python):
         out = run_python(
             """
 import os, signal, sys, threading, dlfs
+sys.path.insert(0, sys.argv[3])
+from frozen import freeze
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
 ds = dlfs.open(sys.argv[1])
 ds.read_batch(range(0, len(ds), 700))
-os.kill(int(sys.argv[2]), signal.SIGSTOP)
+freeze(int(sys.argv[2]))
 for read in (lambda: ds.read_batch(range(0, len(ds), 7)), lambda: ds[0:400_000]):
     try:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -111,6 +115,6 @@ for read in (lambda: ds.read_batch(range(0, len(ds), 7)), lambda: ds[0:400_000])
 os.kill(int(sys.argv[2]), signal.SIGCONT)
 print(len(ds.read_batch(range(0, len(ds), 7))))
 """,
-            address, child.pid,
+            address, child.pid, os.path.dirname(frozen.__file__),
         )
     assert out.split() == ["interrupted", "interrupted", str(len(range(0, SAMPLES, 7)))]
