@@ -30,6 +30,7 @@ pub mod ports;
 pub mod random;
 pub mod raw_host;
 pub mod short_timeouts;
+pub mod stopped;
 pub mod tls_tunnel;
 pub mod vfio_user_server;
 pub mod warnings;

@@ -1,6 +1,9 @@
 //! Runs a program of this workspace to its end, with a time limit, and collects its output.
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
+#[path = "stopped.rs"]
+mod stopped;
+
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -96,11 +99,14 @@ pub fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Sends `signal` (`INT`, `TERM`, `USR1`) to the child.
+/// Sends `signal` (`INT`, `TERM`, `USR1`) to the child; after `STOP`, waits until it has stopped.
 pub fn signal(child: &Child, signal: &str) {
     let status =
         Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status();
     assert!(status.expect("kill runs").success());
+    if signal == "STOP" {
+        stopped::wait_until_stopped(child.id());
+    }
 }
 
 /// No test takes this long, except on a heavily loaded machine.

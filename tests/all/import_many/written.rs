@@ -26,6 +26,7 @@ use super::{run, spawn, was_killed_at_work};
 use crate::import_support::served::{serve, short_leased};
 use crate::import_support::{Random, contents, options};
 use crate::support::disk::SmallDisk;
+use crate::support::stopped::wait_until_stopped;
 
 const LANES: u64 = 2;
 
@@ -471,6 +472,7 @@ fn an_attempt_that_was_stopped_until_another_took_its_place_writes_nothing_when_
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     };
     signal("-STOP");
+    wait_until_stopped(late.id());
     let second = write(&plan, 0).unwrap();
     let before = lane();
     signal("-CONT");

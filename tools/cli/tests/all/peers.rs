@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::common::random::Random;
-use crate::common::{Served, TestDir, dlfs, free_port, run};
+use crate::common::{Served, TestDir, dlfs, free_port, run, signal};
 
 const RANKS: usize = 3;
 
@@ -250,8 +250,7 @@ impl End {
         let mut victim = ranks.remove(self.victim);
         let stops = self.nth % 2 == 1;
         if stops {
-            let stop = Command::new("kill").args(["-STOP", &victim.id().to_string()]).status();
-            assert!(stop.unwrap().success());
+            signal(&victim, "STOP");
         } else {
             victim.kill().unwrap();
         }
