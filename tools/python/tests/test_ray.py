@@ -160,6 +160,19 @@ def test_samples_of_one_field_lists_and_missing_values_come_as_columns(tmp_path:
     assert (second["n"], list(second["tokens"]), second["x"], second["half"]) == (None, [], None, None)
 
 
+def test_views_and_images_with_deleted_samples_give_the_samples_that_are_left(tmp_path: Path) -> None:
+    image = str(tmp_path / "some")
+    with dlfs.Writer(image) as out:
+        for number in range(50):
+            out.write(b"%d" % number)
+    dlfs.delete(image, [0, 7, 8])
+    with dlfs.open(image) as dataset:
+        dlfs.save_views(tmp_path / "views", {"odd": dataset.select(ids=range(11, 50, 2))})
+    for view, expected in [(None, {*range(50)} - {0, 7, 8}), (f"{tmp_path}/views:odd", {*range(11, 50, 2)})]:
+        taken = ray.data.read_datasource(dlfs.ray.Datasource(image, view=view)).take_all()
+        assert sorted((each["id"], each["data"]) for each in taken) == [(id, b"%d" % id) for id in sorted(expected)]
+
+
 def test_bits_of_bfloat16_become_the_same_numbers_without_a_dtype_for_them() -> None:
     kind = dlfs.FieldType("bfloat16", (2,))
     column = dlfs.ray._field([None, numpy.array([0x3F80, 0xC003], "uint16")], kind)

@@ -265,7 +265,7 @@ def _ids_by(dataset: Dataset, by: str) -> Any:
     runs = []
     while (found := sampler.next()) is not None:
         runs.append(numpy.asarray(found[0], "int64"))
-    return numpy.concatenate(runs)
+    return dataset.ids[numpy.concatenate(runs)]  # a sampler gives indices
 
 
 def _labels(labels: Any, count: int) -> pyarrow.Array:
