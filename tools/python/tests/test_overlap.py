@@ -724,6 +724,23 @@ def test_memory_of_results_is_registered_once_and_given_back(ds, monkeypatch):
     assert not registered
 
 
+def test_the_memory_for_the_result_of_a_worker_that_dies_is_no_longer_registered(ds, monkeypatch):
+    registered = {}
+    monkeypatch.setattr(dlfs._dlfs, "register", registered.__setitem__, raising=False)
+    monkeypatch.setattr(dlfs._dlfs, "unregister", registered.pop, raising=False)
+    from dlfs._workers import Workers
+
+    first, second, *_ = plain(ds, 8)
+    monkeypatch.setenv("DLFS_TEST_DIES", f"exit:{second.ids[0]}")
+    workers = Workers(transforms.array_or_end, 1, 2, 0, "auto")
+    workers(first)
+    assert len(registered) == 1, "it is free, and offered for the next result"
+    with pytest.raises(dlfs.WorkerDied):
+        workers(second)
+    assert not registered
+    workers.close()
+
+
 def test_an_iterator_that_begins_while_its_loader_is_closed_ends_as_the_others_do(ds, monkeypatch):
     loader, begun = pooled(ds, threads=1), []
     stop = loader._overlap.stop

@@ -125,6 +125,7 @@ class Worker:
         self.start()
         if self._link is None:
             raise Error("the loader was closed")
+        offered = None
         try:
             offered = self._send(self._link, batch)
             multiprocessing.connection.wait([self._link, self._process.sentinel])
@@ -133,6 +134,8 @@ class Worker:
         except (BlockingIOError, ConnectionError):
             answer = b""
         if not answer:
+            if offered is not None:
+                offered.give_back()  # it ends with those that are free
             raise self._died(batch)
         return self._result(pickle.loads(answer), files, offered)
 
@@ -151,7 +154,12 @@ class Worker:
         _write(file, [*records, beside])
         offered = self._free.take()
         message = lengths, size, None if offered is None else offered.id
-        socket.send_fds(link, [pickle.dumps(message)], files)
+        try:
+            socket.send_fds(link, [pickle.dumps(message)], files)
+        except OSError:
+            if offered is not None:
+                offered.give_back()
+            raise
         return offered
 
     def _forget_records(self) -> None:
