@@ -423,10 +423,10 @@ pub(crate) fn add_fetched(fetched: &Fetched, batch: &mut Batch) {
 }
 
 fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
-    let text = if id.0 < directory.num_samples() {
-        "the sample was deleted"
-    } else {
-        "there is no such sample"
+    let text = match directory.view() {
+        _ if id.0 >= directory.num_samples() => "there is no such sample",
+        Some(_) => "the sample was deleted, or is not in the view",
+        None => "the sample was deleted",
     };
     let last = directory.num_samples().saturating_sub(1);
     Error::new(ErrorKind::NotFound, text).sample(id).hint(format!("ids go from 0 to {last}"))

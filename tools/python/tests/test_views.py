@@ -61,6 +61,8 @@ def test_ids_select_samples_in_any_order_and_of_both_those_in_both(ds):
     assert view.select("id > 5").ids.tolist() == [7]
     with pytest.raises(dlfs.NotFound, match="no sample 6: it is deleted, or not in the view"):
         view.select(ids=[6])
+    with pytest.raises(dlfs.NotFound, match="the sample was deleted, or is not in the view"):
+        view.read_ranges([(6, 0, 1)])
     for wrong in ([1.5], ["a"], 3):
         with pytest.raises(TypeError):
             ds.select(ids=wrong)

@@ -93,7 +93,7 @@ impl Weights {
         }
         let bad = weights.iter().position(|weight| !is_weight(*weight));
         if let Some(at) = bad {
-            return Err(no_weight(format_args!("sample {at}"), weights[at]));
+            return Err(no_weight(format_args!("the sample at index {at}"), weights[at]));
         }
         let mut hasher = Xxh3::new();
         hasher.update(b"samples");
@@ -125,7 +125,8 @@ impl Weights {
         let mut given = 0;
         for (label, sample) in labels.into_iter().zip(0_u64..) {
             let label = label.ok_or_else(|| {
-                invalid(format!("sample {sample} has no label, so it has no weight")).hint(
+                let text = format!("the sample at index {sample} has no label, so it has no weight");
+                invalid(text).hint(
                     "give weights by sample, or open a view of the samples with labels (dlfs select)",
                 )
             })?;
@@ -296,7 +297,9 @@ fn check_labels(weights: &BTreeMap<i64, f64>, members: &BTreeMap<i64, Vec<u32>>)
     for (&label, members) in members {
         if !weights.contains_key(&label) {
             let sample = members.first().copied().unwrap_or(0);
-            let text = format!("label {label}, which sample {sample} has, is given no weight");
+            let text = format!(
+                "label {label}, which the sample at index {sample} has, is given no weight"
+            );
             return Err(invalid(text).hint("0 leaves the samples of a label out"));
         }
     }

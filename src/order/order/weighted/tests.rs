@@ -225,9 +225,9 @@ fn weights_that_cannot_be_drawn_by_are_refused_with_the_sample_or_label() {
         |weights: &[f64], draws| Weights::of_samples(3, weights, draws).unwrap_err().report();
     let any = Draws::default();
     for (weights, text) in [
-        (&[1.0, -0.5, 1.0][..], "sample 1 is -0.5"),
-        (&[1.0, 1.0, f64::NAN], "sample 2 is NaN"),
-        (&[f64::INFINITY, 1.0, 1.0], "sample 0 is inf"),
+        (&[1.0, -0.5, 1.0][..], "index 1 is -0.5"),
+        (&[1.0, 1.0, f64::NAN], "index 2 is NaN"),
+        (&[f64::INFINITY, 1.0, 1.0], "index 0 is inf"),
         (&[0.0, 0.0, -0.0], "no sample has a weight above 0"),
         (&[1.0, 1.0], "2 weights for 3 samples"),
         (&[1.0; 4], "4 weights for 3 samples"),
@@ -249,10 +249,18 @@ fn weights_that_cannot_be_drawn_by_are_refused_with_the_sample_or_label() {
     let each = |weights: &[(i64, f64)]| LabelWeights::Each(weights.iter().copied().collect());
     let labels = [Some(1), Some(-2), Some(1)];
     for (labels, weights, text) in [
-        (&[Some(1), None, Some(2)][..], LabelWeights::Balanced, "sample 1 has no label"),
+        (
+            &[Some(1), None, Some(2)][..],
+            LabelWeights::Balanced,
+            "the sample at index 1 has no label",
+        ),
         (&[Some(1), Some(2)], LabelWeights::Balanced, "2 weights for 3 samples"),
         (&labels, each(&[(1, 1.0), (-2, 1.0), (9, 1.0)]), "no sample has label 9"),
-        (&labels, each(&[(1, 1.0)]), "label -2, which sample 1 has, is given no weight"),
+        (
+            &labels,
+            each(&[(1, 1.0)]),
+            "label -2, which the sample at index 1 has, is given no weight",
+        ),
         (&labels, each(&[(1, 1.0), (-2, f64::NAN)]), "label -2 is NaN"),
         (&labels, each(&[(1, -1.0), (-2, 1.0)]), "label 1 is -1"),
         (&labels, each(&[(1, 0.0), (-2, 0.0)]), "no sample has a weight above 0"),

@@ -54,7 +54,7 @@ fn weights_that_cannot_be_drawn_by_are_refused_before_the_first_batch() {
     let refused = |weights: &str, more: &[&str], code: i32, words: &[&str]| {
         read(&dir, weights, more).code(code).complains_of(words);
     };
-    refused("cat=1,dog=1", &[], 1, &["label 2", "sample 200", "no weight"]);
+    refused("cat=1,dog=1", &[], 1, &["label 2", "index 200", "no weight"]);
     refused("cat=1,dog=1,newt=1,7=1", &[], 1, &["no sample has label 7"]);
     refused("cat=1,dog=-1,newt=1", &[], 1, &["label 1 is -1"]);
     refused("cat=0,dog=0,newt=0", &[], 1, &["no sample has a weight above 0"]);
