@@ -106,6 +106,23 @@ fn a_run_that_was_stopped_or_killed_goes_on_from_its_state_and_at_another_world_
     assert_eq!((read.len(), once), (SHARDS * SAMPLES, all()));
 }
 
+#[test]
+fn a_run_with_a_report_makes_the_index_first_and_writes_its_files() {
+    let dir = with_shards();
+    let html = dir.arg("report.html");
+    let events = dir.arg("events.json");
+    run(&with(&options(&dir), &["--report", &html, "--trace", &events])).code(0);
+    for file in [html, events] {
+        assert!(fs::metadata(&file).unwrap().len() > 0, "{file}");
+    }
+    let state = dir.arg("state");
+    fs::remove_dir_all(dir.path("index")).unwrap();
+    run(&with(&options(&dir), &["--state", &state, "--stop-after", "60"])).code(4);
+    run(&with(&options(&dir), &["--state", &state, "--report", &dir.arg("never")]))
+        .code(2)
+        .complains_of(&["without options that need the index of all shards"]);
+}
+
 /// A killed process has no newer state than that of its start: here it begins anew, and makes only what is missing.
 #[test]
 fn what_a_killed_run_has_indexed_is_kept() {

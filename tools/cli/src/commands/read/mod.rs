@@ -107,7 +107,7 @@ struct RunArgs {
     #[arg(long, value_name = "SAMPLES", requires = "state", value_parser = clap::value_parser!(u64).range(1..))]
     stop_after: Option<u64>,
     /// Write the ids to FILE, one per line, in the order of delivery; of a mixture, the number of the
-    /// image and the id (0: IMAGE, 1: the first --mix)
+    /// image and the id (0: IMAGE, 1: the first --mix). A file there is replaced, also by a run that resumes
     #[arg(long, value_name = "FILE")]
     ids: Option<PathBuf>,
     /// Write what the first epoch over --shards reads to IMAGE, and read later epochs from there
@@ -205,8 +205,8 @@ impl Setup {
         options = args.weights.weigh(options, args.mix.epoch_size, image.directory())?;
         options.resume = match args.run.resume_state()? {
             Some(RunState::Lanes(_)) => {
-                let text =
-                    "the state is in the first epoch over shards: go on with --shards and --index";
+                let text = "the state is in the first epoch over shards: go on with --shards and --index, \
+                            without options that need the index of all shards";
                 return Err(Failure::Usage(text.to_owned()));
             }
             Some(RunState::Samples(state)) => Some(state),

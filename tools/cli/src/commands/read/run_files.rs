@@ -39,6 +39,11 @@ pub(super) struct RunFiles {
 }
 
 impl ReportArgs {
+    /// Returns whether the run writes a report or its events.
+    pub(super) fn is_given(&self) -> bool {
+        self.report.is_some() || self.trace.is_some()
+    }
+
     /// The files that the run will write.
     ///
     /// # Errors

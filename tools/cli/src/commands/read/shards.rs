@@ -26,7 +26,8 @@ pub(super) fn builds_index_while_reading(args: &ReadArgs) -> bool {
         || args.rows.seq_len.is_some()
         || args.tokens.batch_tokens.is_some()
         || args.peers.peers.is_some()
-        || args.store.store.is_some();
+        || args.store.store.is_some()
+        || args.report.is_given();
     args.image.keeps_index() && !needs_all
 }
 
