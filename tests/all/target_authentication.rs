@@ -102,7 +102,7 @@ fn a_wrong_key_a_missing_key_and_a_wrong_controller_are_refused_with_a_reason() 
     assert_eq!(kind, ErrorKind::Refused, "{text}");
     assert!(text.contains("the other side does not accept the response"), "{text}");
     let (kind, text) = refused("alice", None, None);
-    assert_eq!(kind, ErrorKind::Unsupported, "{text}");
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
     assert!(text.contains("requires authentication"), "{text}");
     let (kind, text) = refused("alice", Some(1), Some(3));
     assert_eq!(kind, ErrorKind::Refused, "{text}");

@@ -261,7 +261,7 @@ fn an_authentication_generates_the_key_of_tls_for_all_queues() {
 fn a_host_that_must_generate_a_key_is_refused_without_and_contradictions_are_named() {
     let target = concatenating();
     let (kind, text) = refusal(&target, &concat_options("carol", false, true));
-    assert_eq!(kind, ErrorKind::Unsupported, "{text}");
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
     assert!(text.contains("--concat"), "{text}");
     let without = ConnectOptions { concat: true, ..connect_options("carol", None) };
     assert_eq!(refusal(&target, &without).0, ErrorKind::InvalidArgument);
@@ -295,7 +295,7 @@ fn a_target_that_requires_tls_takes_no_connection_without_it() {
     }
     // Secrets alone prove a host, and do not hide its bytes.
     let (kind, text) = refusal(&target, &concat_options("carol", false, false));
-    assert_eq!(kind, ErrorKind::Unsupported, "{text}");
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
     assert!(text.contains("--concat"), "{text}");
     let port = target.local_addr().port();
     dlfs::qpair::tcp::discover("127.0.0.1", port, &connect_options("bob", None)).unwrap_err();

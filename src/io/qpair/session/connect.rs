@@ -518,7 +518,7 @@ impl Authentication {
         if wanted & CONNECT_ASCR != 0 && !credentials.concatenates {
             let message = "the target requires TLS on keys of the authentication \
                            (secure channel concatenation)";
-            return Err(Failure::new(ErrorKind::Unsupported, message).hint("give --concat"));
+            return Err(Failure::new(ErrorKind::Refused, message).hint(CONCATENATE));
         }
         if wanted & (CONNECT_ATR | CONNECT_ASCR) == 0 {
             let is_needed = credentials.ctrl_secret.is_some() || credentials.concatenates;
@@ -574,7 +574,7 @@ impl Authentication {
 
 /// The failure if the target requires authentication and this host has no secret.
 fn authentication_required() -> Failure {
-    Failure::new(ErrorKind::Unsupported, "the target requires authentication")
+    Failure::new(ErrorKind::Refused, "the target requires authentication")
         .hint("give this host's key: --dhchap-secret FILE, or dhchap_secret in Rust, C and Python")
 }
 
@@ -585,9 +585,13 @@ fn not_authenticated(failed: &Failed) -> Failure {
     Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
 }
 
+/// The hint when a target requires keys of TLS that an authentication generates.
+const CONCATENATE: &str = "give --concat, or concat in Rust, C and Python";
+
 /// The hint when a target does not allow the host.
 const NOT_ALLOWED: &str = "have this NQN added to the target's hosts file or --allow-host, or give another with \
-    --hostnqn; a target that requires TLS, or has a TLS key for this host, needs it: --tls-key";
+    --hostnqn; a target that requires TLS, or has a TLS key for this host, needs it: --tls-key (hostnqn and tls_key in \
+    Rust, C and Python)";
 
 /// The hint when a target has no controller left.
 const NO_CONTROLLER: &str = "the target has as many controllers as it allows, of all hosts or of this address: \

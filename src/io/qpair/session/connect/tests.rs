@@ -158,7 +158,7 @@ fn nothing_is_sent_on_a_queue_whose_controller_wants_authentication_first() {
 #[track_caller]
 fn assert_unauthenticated(event: &Event<Vec<u8>>) {
     let Event::Failed { failure, refused: false } = event else { panic!("{event:?}") };
-    assert_eq!(failure.kind, ErrorKind::Unsupported);
+    assert_eq!(failure.kind, ErrorKind::Refused);
     assert_eq!(failure.message, "Connect: the target requires authentication");
 }
 
