@@ -523,6 +523,38 @@ fn reached_files() -> BTreeMap<String, bool> {
     reached
 }
 
+#[test]
+fn options_that_messages_of_the_library_name_are_those_of_the_command() {
+    let promised = fs::read_to_string(root().join("tests/promised/command.txt")).expect("a list");
+    let mut known = options_in(&promised);
+    known.extend(OTHERS_OPTIONS.split_whitespace());
+    let mut unknown = Vec::new();
+    for source in library().iter().filter(|source| !source.is_test) {
+        let lines = source.text.lines().enumerate().take_while(|(_, line)| *line != "mod tests {");
+        for (at, line) in lines.filter(|(_, line)| !line.trim_start().starts_with("//")) {
+            let named = options_in(line).into_iter().filter(|option| !known.contains(option));
+            unknown.extend(named.map(|option| format!("{}:{}: --{option}", source.path, at + 1)));
+        }
+    }
+    assert!(unknown.is_empty(), "no command has:\n{}", unknown.join("\n"));
+}
+
+/// Options of other programs that the library names.
+const OTHERS_OPTIONS: &str = "features format in-memory insert log-level sparse";
+
+/// The long options in a text, without those whose name goes on in braces.
+fn options_in(text: &str) -> BTreeSet<&str> {
+    let is_part = |letter: char| letter.is_ascii_lowercase() || letter == '-';
+    let found = text.match_indices("--").filter_map(|(at, _)| {
+        let name = &text[at + 2..];
+        let end = name.find(|letter| !is_part(letter)).unwrap_or(name.len());
+        let before = |letter: char| letter.is_alphanumeric() || letter == '-';
+        let is_whole = !text[..at].ends_with(before) && !name[..end].ends_with('-');
+        Some(&name[..end]).filter(|name| is_whole && name.starts_with(|letter| letter != '-'))
+    });
+    found.collect()
+}
+
 /// Returns whether `code` has `word`, not as a part of a longer name.
 fn contains_path(code: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';

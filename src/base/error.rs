@@ -171,17 +171,44 @@ impl Error {
 
     /// The error, its sources (one per line) and the hint, for a program to print when it fails.
     pub fn report(&self) -> String {
-        let mut text = self.to_string();
+        self.report_with(&[])
+    }
+
+    /// The report, which calls options of the command by the names that they have elsewhere: pairs of an option, with
+    /// more words if need be, and that name. File, target and address stay as they are.
+    #[doc(hidden)]
+    pub fn report_with(&self, names: &[(&str, &str)]) -> String {
+        let whole = self.to_string();
+        let context = whole.strip_prefix(&*self.0.message).unwrap_or_default();
+        let mut text = renamed(&self.0.message, names) + context;
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
-            text.push_str(&format!("\n  because: {error}"));
+            text.push_str(&format!("\n  because: {}", renamed(&error.to_string(), names)));
             cause = error.source();
         }
         if let Some(hint) = &self.0.hint {
-            text.push_str(&format!("\n  try: {hint}"));
+            text.push_str(&format!("\n  try: {}", renamed(hint, names)));
         }
         text
     }
+}
+
+/// `text` with other names for options, as [`Error::report_with`] describes them.
+#[doc(hidden)]
+pub fn renamed(text: &str, names: &[(&str, &str)]) -> String {
+    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+    names.iter().fold(text.to_owned(), |text, (name, other)| {
+        let mut found = String::with_capacity(text.len());
+        let mut rest = &*text;
+        while let Some(at) = rest.find(name) {
+            let before = &rest[..at];
+            rest = &rest[at + name.len()..];
+            found.push_str(before);
+            let is_part = before.ends_with(is_word) || rest.starts_with(is_word);
+            found.push_str(if is_part { name } else { other });
+        }
+        found + rest
+    })
 }
 
 /// An `InvalidArgument` error for an impossible request.
@@ -295,6 +322,24 @@ mod tests {
             error.report(),
             "checksum differs (sample 7, LBA 16)\n  because: bit rot\n  try: run dlfs verify"
         );
+    }
+
+    #[test]
+    fn a_report_has_other_names_of_options_but_leaves_paths_and_other_options() {
+        let error = invalid("--from is missing").path("/x --from y").hint(
+            "say --from tar, --forced, --skip bad or (--skip good); dlfs import --force ends",
+        );
+        let names = [
+            ("dlfs import --force", "overwrite=True"),
+            ("--from", "from_"),
+            ("--skip bad", "bad=True"),
+        ];
+        assert_eq!(
+            error.report_with(&names),
+            "from_ is missing (/x --from y)\n  try: say from_ tar, --forced, bad=True or (--skip good); \
+             overwrite=True ends"
+        );
+        assert_eq!(error.report(), error.report_with(&[]));
     }
 
     #[test]

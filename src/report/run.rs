@@ -198,12 +198,12 @@ fn remedy(report: &Report, cause: Cause) -> String {
         ),
         Cause::Network => faster_reads(report),
         Cause::Checksum => format!(
-            "one thread computes them: give it a processor of its own (--cpus; there are {}), or divide the data set \
+            "one thread computes them: give it a processor of its own (--cpus of dlfs read; there are {}), or divide the data set \
              among more ranks",
             facts.cpus
         ),
         Cause::Copy => format!(
-            "{} were gathered: use more threads (--copy-threads), or take samples where they lie",
+            "{} were gathered: use more threads (--copy-threads, copy_threads in Python), or take samples where they lie",
             bytes(report.reads.copied_bytes)
         ),
     };
@@ -231,7 +231,7 @@ fn faster_reads(report: &Report) -> String {
     if report.timeline.epochs().len() > 1 && report.tiers.is_empty() {
         return format!(
             "each epoch reads the same {} again: a tier of memory or of a local drive (--tier ram:SIZE, --tier \
-             file:FOLDER:SIZE) keeps them",
+             file:FOLDER:SIZE; tiers in Python and C) keeps them",
             bytes(report.facts.data_bytes)
         );
     }

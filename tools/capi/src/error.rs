@@ -65,9 +65,33 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::new(code_of(&error), error.report())
+        Failure::new(code_of(&error), error.report_with(&FIELDS))
     }
 }
+
+/// The fields of C's structs for options of the command that messages and hints of the library name, unless these name
+/// both. Options of the command alone keep their names.
+pub(crate) const FIELDS: [(&str, &str); 19] = [
+    ("--accept-older-generation", "accept_older_generation"),
+    ("--append", "DLFS_WRITE_APPEND"),
+    ("--batching sample", "DLFS_BATCHING_SAMPLE"),
+    ("--data-digest", "data_digest"),
+    ("--force", "DLFS_WRITE_OVERWRITE"),
+    ("--from", "from"),
+    ("--hdr-digest", "hdr_digest"),
+    ("--hidden", "hidden"),
+    ("--links inside", "DLFS_LINKS_INSIDE"),
+    ("--node", "node"),
+    ("--nr-io-queues", "nr_io_queues"),
+    ("--on-error skip", "skip_bad"),
+    ("--order grouped", "DLFS_ORDER_GROUPED"),
+    ("--peers", "peers"),
+    ("--placement source", "DLFS_WRITE_IN_ORDER"),
+    ("--prefix", "prefix"),
+    ("--shards", "index"),
+    ("--tier ram:SIZE", "\"ram:SIZE\" to tiers"),
+    ("--tls-compat", "tls_compat"),
+];
 
 /// The error number of an error of the library; `DLFS_E_IO` for kinds without a number.
 pub(crate) fn code_of(error: &Error) -> c_int {
@@ -182,6 +206,21 @@ mod tests {
         assert_eq!(guard_long(|| Err(Failure::invalid("a\0b"))), i64::from(DLFS_E_INVALID));
         assert_eq!(last(), "ab");
         std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
+    }
+
+    #[test]
+    fn errors_name_options_by_the_fields_and_constants_of_the_header() {
+        let header = include_str!("../dlfs.h");
+        for (_, name) in FIELDS {
+            let word = name.rsplit(' ').next().unwrap();
+            assert!(header.contains(word), "the header has no {word}");
+        }
+        let error = Error::new(ErrorKind::Refused, "there is an image");
+        let failure = Failure::from(error.hint("overwrite it with --force"));
+        assert_eq!(
+            failure.text,
+            "there is an image\n  try: overwrite it with DLFS_WRITE_OVERWRITE"
+        );
     }
 
     #[test]

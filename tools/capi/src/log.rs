@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use tracing::Level;
 
+use dlfs::error::renamed;
 use dlfs::messages::{Message, subscribe};
 
-use crate::error::{DLFS_E_BUSY, Failure, guard};
+use crate::error::{DLFS_E_BUSY, FIELDS, Failure, guard};
 
 /// Something failed for good.
 pub const DLFS_LOG_ERROR: c_int = 1;
@@ -79,7 +80,7 @@ fn tell(message: Message) {
         Level::WARN => DLFS_LOG_WARNING,
         _ => DLFS_LOG_INFO,
     };
-    let text = message.whole(|name| name).replace('\0', "");
+    let text = renamed(&message.whole(|name| name), &FIELDS).replace('\0', "");
     let text = CString::new(text).expect("zero bytes were taken out");
     // SAFETY: the caller's function with the caller's argument, and a text that outlives the call.
     unsafe { on_log(user, level, text.as_ptr()) };

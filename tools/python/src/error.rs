@@ -17,6 +17,7 @@ use std::time::Duration;
 use std::{io, panic};
 
 use dlfs::dataset::Watch;
+use dlfs::error::renamed;
 use dlfs::messages::{Message, subscribe};
 use dlfs::places::Cancel;
 use dlfs::{Error, ErrorKind};
@@ -27,13 +28,55 @@ use pyo3::prelude::*;
 use pyo3::sync::OnceExt;
 use tracing::Level;
 
+/// The keywords of Python for options of the command that messages and hints of the library name, unless these name
+/// both. Options of the command alone keep their names.
+const KEYWORDS: [(&str, &str); 36] = [
+    ("dlfs import --resume", "resume=True"),
+    ("--accept-older-generation", "accept_older_generation=True"),
+    ("--append", "append=True"),
+    ("--batching", "batching"),
+    ("--catalog", "catalog"),
+    ("--classes", "classes"),
+    ("--columns", "columns"),
+    ("--data-digest", "data_digest"),
+    ("--end-of-document", "end_of_document"),
+    ("--field-type", "fields={name: type}, as"),
+    ("--fields", "fields"),
+    ("--force", "overwrite=True"),
+    ("--from", "from_"),
+    ("--hdr-digest", "hdr_digest"),
+    ("--hidden", "hidden=True"),
+    ("--label", "label"),
+    ("--links", "links"),
+    ("--max-expansion", "max_expansion"),
+    ("--name", "name"),
+    ("--nested", "nested=True"),
+    ("--node", "node"),
+    ("--nr-io-queues", "nr_io_queues"),
+    ("--on-error", "on_error"),
+    ("--order", "order"),
+    ("--peers", "peers"),
+    ("--placement source", "shuffle=False"),
+    ("--prefix", "prefix=True"),
+    ("--resume", "resume=True"),
+    ("--shards", "shards=True"),
+    ("--spdk-huge-pages", "spdk_huge_pages"),
+    ("--spdk-memory", "spdk_memory"),
+    ("--text-field", "text_field"),
+    ("--tier ram:SIZE", "tiers=\"ram:SIZE\""),
+    ("--tls-compat", "tls_compat=True"),
+    ("--tokenizer", "tokenizer"),
+    ("--tokens", "tokens"),
+];
+
 /// The exception for `error`; its text has the causes and the hint.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let sample = error.sample_id().map(|id| id.0);
+    let text = error.report_with(&KEYWORDS);
     if !is_missing_file(error) {
-        return make(py, &format!("{:?}", error.kind()), error.report(), sample);
+        return make(py, &format!("{:?}", error.kind()), text, sample);
     }
-    let raised = make(py, "FileNotFound", error.report(), sample);
+    let raised = make(py, "FileNotFound", text, sample);
     // The text names the file, too, so a failure here is ignored.
     let _ = error.file().map(|file| raised.value(py).setattr("filename", file));
     raised
@@ -70,7 +113,7 @@ pub(crate) fn raise_index(py: Python<'_>, text: String) -> PyErr {
 /// The exception for an error of a lookup by name: a KeyError if there is no such name.
 pub(crate) fn raise_lookup(py: Python<'_>, error: &Error) -> PyErr {
     match error.kind() {
-        ErrorKind::NotFound => make(py, "NameNotFound", error.report(), None),
+        ErrorKind::NotFound => make(py, "NameNotFound", error.report_with(&KEYWORDS), None),
         _ => raise(py, error),
     }
 }
@@ -293,6 +336,7 @@ fn store_record(message: Message) {
         "window_bytes" if of_loader => "window",
         name => name,
     });
+    let text = renamed(&text, &KEYWORDS);
     let record = Record { pid: std::process::id(), level, text };
     with_records(|records| {
         if records.len() == MAX_RECORDS {

@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import inspect
 import os
+import pathlib
 import pickle
+import re
 import signal
 import socket
 import threading
@@ -146,6 +149,16 @@ def test_options_of_another_type_or_name(image, ds):
 def test_a_wrong_option_of_a_loader(ds, options, text):
     with pytest.raises(dlfs.InvalidArgument, match=text):
         dlfs.Loader(ds, **{"batch_size": 4, **options})
+
+
+def test_errors_name_options_by_the_keywords_that_there_are(image, source):
+    table = (pathlib.Path(__file__).parents[1] / "src" / "error.rs").read_text()
+    named = re.findall(r'\("[a-z ]*--[^"]*", "(\w+)', table)
+    known = {*inspect.signature(dlfs.import_).parameters, *inspect.signature(dlfs.Loader).parameters}
+    known |= dlfs.Opening.__optional_keys__ | dlfs.Loading.__optional_keys__
+    assert len(named) > 30 and not set(named) - known
+    with pytest.raises(dlfs.Refused, match="add to it with append=True, or overwrite it with overwrite=True"):
+        dlfs.import_(source.root, image)
 
 
 @pytest.mark.parametrize("index", [400, -401, 10**12, 2**63, 2**70, -(2**63), -(2**70)])

@@ -68,7 +68,8 @@ impl Blocks {
             buffer_bytes: 8 << 20,
             ..TargetOptions::new(nqn())
         };
-        let taken = "another job, or another process of rank 0, has it: choose a --rendezvous-port";
+        let taken = "another job, or another process of rank 0, has it: choose a --rendezvous-port \
+                     (rendezvous_port in Python and C)";
         let target = Target::bind(options, vec![Arc::new(memory.clone())]).map_err(|error| {
             if error.kind() == ErrorKind::Busy { error.hint(taken) } else { error }
         })?;
@@ -201,7 +202,8 @@ impl Rendezvous for Blocks {
                 }
                 let text = format!("rank 0 is missing: {} does not answer", self.place);
                 let hint = "look at rank 0's output; MASTER_ADDR, or the list's first entry, is its address, \
-                            and all ranks need the same --rendezvous-port and --job-key";
+                            and all ranks need the same --rendezvous-port and --job-key (rendezvous_port and \
+                            job_key in Python and C)";
                 Err(Error::new(ErrorKind::TimedOut, text).source(error).hint(hint))
             }
         }
