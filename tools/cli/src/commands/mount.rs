@@ -3,8 +3,9 @@
 //! The file system is in `tools/mount/`. This file starts the command again in the background, opens the image, and
 //! follows the file of `--order`.
 
-use std::io::{BufRead, BufReader, Seek};
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -169,7 +170,7 @@ fn start_in_background() -> Result<Outcome, Failure> {
     let program = std::env::current_exe().map_err(Error::from)?;
     // A file instead of this process's stderr: a caller that reads stderr to its end must not wait for the
     // background process.
-    let mut stderr = tempfile::tempfile().map_err(Error::from)?;
+    let stderr = tempfile::tempfile().map_err(Error::from)?;
     let mut child = Command::new(program)
         .args(arguments)
         .env(DETACHED, "1")
@@ -182,18 +183,33 @@ fn start_in_background() -> Result<Outcome, Failure> {
     let stdout = child.stdout.take();
     let read = stdout.map(|stdout| BufReader::new(stdout).read_line(&mut line)).transpose();
     if read.map_err(Error::from)?.unwrap_or(0) > 0 {
+        // What it said before it had mounted, such as the address of its metrics. The reader of stderr may have gone.
+        let _ = copy(&stderr, &mut io::stderr());
         let mut out = Out::new();
         out.line(line.trim_end())?;
         return out.end(Outcome::Done);
     }
     let code = child.wait().map_err(Error::from)?.code();
-    stderr.rewind().map_err(Error::from)?;
-    std::io::copy(&mut stderr, &mut std::io::stderr()).map_err(Error::from)?;
+    copy(&stderr, &mut io::stderr()).map_err(Error::from)?;
     Ok(match code {
         Some(3) => Outcome::Damaged,
         Some(4) => Outcome::Stopped,
         _ => Outcome::Incomplete,
     })
+}
+
+/// Copies what is in `file` now, from its begin. Leaves its position, which is also that of a process that writes to it.
+fn copy(file: &File, to: &mut impl io::Write) -> io::Result<()> {
+    let mut bytes = [0; 4096];
+    let mut at = 0;
+    loop {
+        let len = file.read_at(&mut bytes, at)?;
+        if len == 0 {
+            return Ok(());
+        }
+        to.write_all(&bytes[..len])?;
+        at += len as u64;
+    }
 }
 
 /// The environment variable that is set for the background process.

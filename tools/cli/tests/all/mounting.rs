@@ -58,8 +58,11 @@ fn an_image_is_mounted_in_the_background_until_it_is_unmounted() {
     let dir = TestDir::with_image();
     let place = dir.arg("place");
     fs::create_dir(&place).unwrap();
-    let ran = run(&["mount", &dir.arg("train.dlfs"), &place, "--tier", "ram:1M"]);
+    let options = ["--tier", "ram:1M", "--metrics", "127.0.0.1:0"];
+    let ran = run(&[&["mount", &dir.arg("train.dlfs"), &place][..], &options].concat());
     ran.code(0);
+    // Nobody could find the metrics otherwise.
+    assert!(ran.stderr.contains("metrics at http://127.0.0.1:"), "{}", ran.stderr);
     compare(&dir, &place);
     unmount(Path::new(&place));
     assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
