@@ -39,12 +39,13 @@ use crate::order::HexId;
 use crate::order::lanes::{LanePlace, LaneSpec, LaneState, Turns};
 use crate::permutation::Permutation;
 use crate::prefetch::{LoaderOptions, NextBatch};
+use crate::process::process_id;
 use crate::reader::{Batch, SampleLocation};
 use crate::shards::{ShardFilling, ShardSet};
 use crate::threads::{self, Fate, Thread};
 use crate::units::Epoch;
 
-/// Batches of the first epoch over shards. Dropping it ends its threads.
+/// Batches of the first epoch over shards. Dropping it ends its threads. In a forked child it can only be dropped.
 pub struct FirstEpoch {
     shared: Arc<LanesShared>,
     lanes: BTreeMap<u32, Lane>,
@@ -62,6 +63,8 @@ pub struct FirstEpoch {
     failed: Option<Error>,
     fate: Fate,
     threads: Vec<Thread>,
+    /// The process that has the threads.
+    pid: u32,
 }
 
 /// A lane, as the consumer sees it.
@@ -164,6 +167,7 @@ impl FirstEpoch {
             failed: None,
             fate: Fate::default(),
             threads: Vec::new(),
+            pid: process_id(),
             state,
         };
         for (lane, place) in first.state.places.clone() {
@@ -299,6 +303,11 @@ impl FirstEpoch {
 
 impl Drop for FirstEpoch {
     fn drop(&mut self) {
+        if self.pid != process_id() {
+            // The threads are the parent's, and may have held the locks of their channels at the fork.
+            std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.threads)));
+            return;
+        }
         self.shared.stopped.store(true, Ordering::Relaxed);
         self.lanes.clear(); // whoever waits to hand over a window ends
         let until = Instant::now() + END_LIMIT;

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::order::State;
 use crate::order::lanes::LaneState;
 use crate::prefetch::{LoaderOptions, NextBatch};
+use crate::process::process_id;
 use crate::reader::{Batch, TICK, Watch, interrupted};
 use crate::replace_file::{NewMode, replace_file};
 use crate::shards::{ShardFilling, ShardSet};
@@ -32,6 +33,8 @@ use super::{
 /// If the index of a shard is missing, or the image to import to is not complete, the first epoch is a
 /// [`FirstEpoch`], which has an order of its own. All other epochs are those of a [`Loader`]. All ranks of a job
 /// begin together and keep their indexes in one place; each rank makes the indexes of its shards.
+///
+/// A forked child cannot use one that is in its first epoch, only drop it.
 pub struct ShardLoader {
     addresses: Vec<Address>,
     options: Options,
@@ -44,6 +47,8 @@ pub struct ShardLoader {
     epoch: u64,
     /// True if the last batch ended its epoch, and the caller was not told yet.
     epoch_ended: bool,
+    /// The process that has the threads of the first epoch.
+    pid: u32,
 }
 
 /// The phase of a run over shards.
@@ -114,8 +119,8 @@ impl ShardLoader {
         }
         let opened = (&addresses[..], &options);
         let (phase, epoch) = begin(opened, (&set, filling.as_ref()), &load, resume, watch)?;
-        let epoch_ended = false;
-        Ok(ShardLoader { addresses, options, load, set, filling, phase, epoch, epoch_ended })
+        let (epoch_ended, pid) = (false, process_id());
+        Ok(ShardLoader { addresses, options, load, set, filling, phase, epoch, epoch_ended, pid })
     }
 
     /// The shards.
@@ -155,12 +160,13 @@ impl ShardLoader {
     /// Moves the run to `state`.
     ///
     /// # Errors
-    /// Errors of [`ShardLoader::open`]; the run does not move then.
+    /// Errors of [`ShardLoader::open`]; the run does not move then. `Unsupported`: this is a forked child.
     pub fn set_state(&mut self, state: &RunState, watch: &mut dyn Watch) -> Result<()> {
         if let (ShardPhase::Ordinary(_, loader), RunState::Samples(state)) = (&self.phase, state) {
             loader.set_state(state)?;
             self.epoch = loader.epoch();
         } else {
+            self.refuse_forked()?;
             let opened = (&self.addresses[..], &self.options);
             let shards = (&self.set, self.filling.as_ref());
             (self.phase, self.epoch) = begin(opened, shards, &self.load, Some(state), watch)?;
@@ -176,7 +182,11 @@ impl ShardLoader {
     ///
     /// # Errors
     /// Errors of [`Loader::next`]. A shard has changed, ends early, or has bad entries: the error names it.
+    /// `Unsupported`: this is a forked child, and the first epoch has not ended.
     pub fn next_into(&mut self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
+        if !matches!(self.phase, ShardPhase::Ordinary(..)) {
+            self.refuse_forked()?;
+        }
         let until = deadline(Instant::now(), self.load.deadline);
         loop {
             if std::mem::take(&mut self.epoch_ended) {
@@ -261,6 +271,17 @@ impl ShardLoader {
             ShardPhase::Opening(opening, state)
         };
         Ok(())
+    }
+
+    /// Refuses a forked child: the threads that read shards, keep their indexes and fill the image are the parent's.
+    fn refuse_forked(&self) -> Result<()> {
+        if self.pid == process_id() {
+            return Ok(());
+        }
+        let text =
+            "the first epoch over shards stays in its process, and this one was forked from it";
+        Err(Error::new(ErrorKind::Unsupported, text)
+            .hint("make the loader in the process that reads"))
     }
 
     fn late(&self) -> Error {

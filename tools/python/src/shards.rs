@@ -35,7 +35,7 @@ use crate::options::{loader_options, open_options};
 /// With import_to, the image is what dlfs import makes of the shards, and is committed when all ranks have ended their
 /// first epoch. A job that was killed goes on from what is there. If the image is complete, there is no first epoch.
 ///
-/// Threads that share it take turns. It cannot be used in a forked child.
+/// Threads that share it take turns. It cannot be used in a forked child, which raises Unsupported.
 #[pyclass(frozen, module = "dlfs", name = "ShardLoader", weakref)]
 pub(crate) struct ShardLoader {
     /// `None` once closed. Locked only while detached from the interpreter.

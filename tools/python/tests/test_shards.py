@@ -63,6 +63,33 @@ def test_states_of_all_ranks_resume_at_another_world_size(shards, tmp_path):
     assert sorted(found) == expected()
 
 
+FORK = """
+import os, sys
+import dlfs
+loader = dlfs.ShardLoader(sys.argv[1], sys.argv[2], batch_size=8, epochs=2, window=1536 << 10)
+first = next(loader)
+state = loader.state_dict()
+pid = os.fork()
+if pid == 0:
+    for use in (lambda: next(loader), lambda: loader.load_state_dict(state)):
+        try:
+            use()
+            os._exit(1)
+        except dlfs.Unsupported as error:
+            assert "forked" in str(error)
+    assert loader.state_dict() == state
+    loader.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert len(first) + sum(len(batch) for batch in loader) == int(sys.argv[3])
+"""
+
+
+def test_a_forked_child_is_refused_in_the_first_epoch_and_may_close_what_it_inherited(shards, tmp_path, run_python):
+    """It took batches that its parent delivers, too, and died of SIGSEGV when it closed."""
+    run_python(FORK, shards, tmp_path / "index", SHARDS * SAMPLES)
+
+
 def test_the_first_epoch_fills_an_image_that_later_epochs_and_runs_read(shards, tmp_path):
     image = tmp_path / "train.dlfs"
     with loader(shards, tmp_path, epochs=2, import_to=f"file:{image}") as batches:

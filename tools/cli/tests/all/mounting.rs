@@ -59,8 +59,7 @@ fn an_image_is_mounted_in_the_background_until_it_is_unmounted() {
     let place = dir.arg("place");
     fs::create_dir(&place).unwrap();
     let options = ["--tier", "ram:1M", "--metrics", "127.0.0.1:0"];
-    let ran = run(&[&["mount", &dir.arg("train.dlfs"), &place][..], &options].concat());
-    ran.code(0);
+    let ran = run(&[&["mount", &dir.arg("train.dlfs"), &place][..], &options].concat()).code(0);
     // Nobody could find the metrics otherwise.
     assert!(ran.stderr.contains("metrics at http://127.0.0.1:"), "{}", ran.stderr);
     compare(&dir, &place);
