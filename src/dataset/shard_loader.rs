@@ -119,7 +119,8 @@ impl ShardLoader {
         }
         let opened = (&addresses[..], &options);
         let (phase, epoch) = begin(opened, (&set, filling.as_ref()), &load, resume, watch)?;
-        let (epoch_ended, pid) = (false, process_id());
+        let epoch_ended = false;
+        let pid = process_id();
         Ok(ShardLoader { addresses, options, load, set, filling, phase, epoch, epoch_ended, pid })
     }
 

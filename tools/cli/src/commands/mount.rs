@@ -183,7 +183,7 @@ fn start_in_background() -> Result<Outcome, Failure> {
     let stdout = child.stdout.take();
     let read = stdout.map(|stdout| BufReader::new(stdout).read_line(&mut line)).transpose();
     if read.map_err(Error::from)?.unwrap_or(0) > 0 {
-        // What it said before it had mounted, such as the address of its metrics. The reader of stderr may have gone.
+        // Its messages so far, such as the address of its metrics. The reader of stderr may have gone.
         let _ = copy(&stderr, &mut io::stderr());
         let mut out = Out::new();
         out.line(line.trim_end())?;
