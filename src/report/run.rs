@@ -198,12 +198,13 @@ fn remedy(report: &Report, cause: Cause) -> String {
         ),
         Cause::Network => faster_reads(report),
         Cause::Checksum => format!(
-            "one thread computes them: give it a processor of its own (--cpus of dlfs read; there are {}), or divide the data set \
-             among more ranks",
+            "one thread computes them: give it a processor of its own (--cpus of dlfs read; there are {}), or divide \
+             the data set among more ranks",
             facts.cpus
         ),
         Cause::Copy => format!(
-            "{} were gathered: use more threads (--copy-threads, copy_threads in Python), or take samples where they lie",
+            "{} were gathered: use more threads (--copy-threads, copy_threads in Python), or take samples where they \
+             lie",
             bytes(report.reads.copied_bytes)
         ),
     };

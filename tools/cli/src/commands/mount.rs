@@ -198,7 +198,7 @@ fn start_in_background() -> Result<Outcome, Failure> {
     })
 }
 
-/// Copies what is in `file` now, from its begin. Leaves its position, which is also that of a process that writes to it.
+/// Copies what is in `file` now, from its begin. Leaves its position, which is also that of a process that writes.
 fn copy(file: &File, to: &mut impl io::Write) -> io::Result<()> {
     let mut bytes = [0; 4096];
     let mut at = 0;
