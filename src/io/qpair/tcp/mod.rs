@@ -170,8 +170,9 @@ impl TcpNamespace {
     /// `Refused`: nothing listens there, or the target does not allow this host, or requires a key that it was not
     /// given. `NotFound`: the host name, the subsystem or the namespace does not exist. `TimedOut`: the error names
     /// the step that was not answered. `Unsupported`: the namespace or the controller requires something that this
-    /// host does not support, or OpenSSL cannot be loaded for TLS. `InvalidArgument`: a path that is not NVMe/TCP, an address without
-    /// `?ns=` of a subsystem with several namespaces, or contradictory options of authentication and TLS.
+    /// host does not support, or OpenSSL cannot be loaded for TLS. `InvalidArgument`: a path that is not NVMe/TCP, an
+    /// address without `?ns=` of a subsystem with several namespaces, or contradictory options of authentication and
+    /// TLS.
     pub fn connect(address: &TcpAddress, options: &ConnectOptions) -> Result<TcpNamespace> {
         let selection = match address.nsid {
             Some(_) => Selection::OfPath,
