@@ -372,6 +372,15 @@ mod tests {
         assert_eq!(State::from_json(&json).unwrap(), state);
     }
 
+    /// JSON's numbers were once rounded when they were read, so that such runs could not resume.
+    #[test]
+    fn every_digit_of_an_exchanged_fraction_reads_back() {
+        for q in [0.38120423768821243, 0.9407520306285343, 1.0 / 3.0] {
+            let state = state(OrderKind::Partial { q, world_size: 2 }, 0);
+            assert_eq!(State::from_json(&state.to_json()).unwrap(), state);
+        }
+    }
+
     #[test]
     fn a_state_of_a_view_names_its_hash_and_goes_on_in_that_view_only() {
         let whole = state(OrderKind::Global, 5);

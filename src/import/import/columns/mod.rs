@@ -443,13 +443,14 @@ mod tests {
     fn json_lines_have_types_and_columns_of_their_own() {
         let text = concat!(
             "{\"key\": \"a\", \"n\": 1, \"t\": \"1\"}\n\n",
-            "{\"t\": null, \"key\": \"b\", \"n\": 2.5, \"m\": true}\n"
+            "{\"t\": null, \"key\": \"b\", \"n\": 0.9407520306285343, \"m\": true}\n"
         );
         let file = parse(&from("x.jsonl"), text.as_bytes()).unwrap();
         assert_eq!(value(&file, "a", "n"), Value::Float(1.0));
         assert_eq!(value(&file, "a", "t"), Value::Text("1"));
         assert_eq!((value(&file, "b", "t"), value(&file, "a", "m")), (Value::None, Value::None));
         assert_eq!(value(&file, "b", "m"), Value::Bool(true));
+        assert_eq!(value(&file, "b", "n"), Value::Float(0.9407520306285343), "every digit");
     }
 
     #[test]
