@@ -73,6 +73,16 @@ def test_repeat_and_choose_count_like_mosaicml(sets):
     assert mixture.counts() == [60, 90, 30] and len(mixture) == 180
 
 
+def test_a_small_float_is_a_weight_too(sets):
+    """Of 0.0033333333333333335 the library takes 18 digits behind the point; it was refused."""
+    parts = [(sets[0], 1 / 300), (sets[1], 299 / 300)]
+    assert dlfs.Mixture(parts, epoch_size=3000).counts() == [10, 2990]
+    phases = [(3000, [1 / 700, 699 / 700])]
+    assert dlfs.Mixture(parts, epoch_size=3000, phases=phases).counts() == [10, 2990]
+    with pytest.raises(dlfs.InvalidArgument, match="18 digits"):
+        dlfs.Mixture([(sets[0], "0.0033333333333333335"), (sets[1], 1)], epoch_size=3000)
+
+
 def test_a_loader_resumes_with_other_ranks_and_batches(files, sets):
     mixture = dlfs.Mixture([(sets[0], 1), (sets[1], 1), (sets[2], 1)], epoch_size=96)
     with dlfs.Loader(mixture, 12, seed=5, epochs=2) as loader:

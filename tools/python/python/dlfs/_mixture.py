@@ -173,6 +173,10 @@ def _pair(at: int, given: Any) -> tuple[Dataset, tuple[str, str]]:
     return dataset, ("weight", _decimal(part, f"part {at}"))
 
 
+# The least weight above 0.
+_LEAST = Decimal("1e-18")
+
+
 def _decimal(weight: Any, where: str) -> str:
     """A weight as the text of a decimal number: 0.7 means seven tenths, not the nearest fraction of powers of two."""
     try:
@@ -181,5 +185,8 @@ def _decimal(weight: Any, where: str) -> str:
         raise InvalidArgument(f"{where}: a weight is a number of at most 18 digits, not {weight!r}") from None
     if not number.is_finite() or number < 0:
         raise InvalidArgument(f"{where}: a weight is 0 or more, not {weight!r}")
+    if not isinstance(weight, (str, Decimal)) and number < 1:
+        # A small float, such as 1 / 300, has its digits further behind the point than the library takes them.
+        number = number.quantize(_LEAST) or number
     text = format(number, "f")
     return text.rstrip("0").rstrip(".") or "0" if "." in text else text
