@@ -717,11 +717,11 @@ mod tests {
 
     #[test]
     fn a_sample_that_was_read_alone_goes_with_its_chunk_if_a_later_epoch_has_it_there() {
-        let (directory, device) = zeroes(12);
+        let (directory, device) = zeroes(13); // a rank has three chunks of an epoch, and samples of another one
         let kind = OrderKind::Grouped { lanes: 4, group: 1 };
         let options = LoaderOptions {
             sharding: Sharding::Aligned,
-            world_size: 3,
+            world_size: 4,
             ..LoaderOptions::new(OrderSpec { kind, seed: 3 }, 8, 20)
         };
         let start = Stream::start_state(&directory, &options).unwrap();
@@ -747,7 +747,7 @@ mod tests {
                 delivered += delivery.unwrap().batch.len();
             }
         }
-        assert_eq!(delivered, 20 * 12 * 16 / 3);
+        assert_eq!(delivered, 20 * 13 * 16 / 4);
         let left = driver.residents.iter().filter(|(_, resident)| resident.alone).count();
         assert_eq!((had_single, left), (true, 0));
         assert_eq!(driver.held.len(), driver.residents.len());

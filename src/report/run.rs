@@ -214,8 +214,8 @@ fn remedy(report: &Report, cause: Cause) -> String {
 /// The remedy for waits for reads.
 fn faster_reads(report: &Report) -> String {
     let places = &report.timeline.total().places;
-    // The first epoch reads all from the origin, and a tier that then holds all data is full, too: it lacks room only if
-    // data come from the origin again.
+    // The first epoch reads all from the origin, and a tier that then holds all data is full, too: it lacks room only
+    // if data come from the origin again.
     let epochs = report.timeline.epochs().iter().skip(1);
     let later = epochs.fold(PlaceBytes::default(), |sum, epoch| sum.plus(&epoch.counts.places));
     let comes_again = later.of(Place::Origin).saturating_mul(20) > later.total();

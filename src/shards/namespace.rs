@@ -110,6 +110,9 @@ impl Device for ShardNamespace {
     }
 }
 
+/// Takes the record of a sample: the number of its run, the record, and whether it is the last of the run.
+type TakeRecord<'a> = &'a mut dyn FnMut(usize, &[u8], bool) -> Result<()>;
+
 impl RunReader {
     /// Fills the buffer of `io` with the bytes of its runs, and with zeroes between them.
     fn read(&self, io: &mut Io) -> Result<(), IoError> {
@@ -325,7 +328,7 @@ impl RunReader {
         first_number: usize,
         last_in_shard: usize,
         end: Option<StreamPlace>,
-        take: &mut dyn FnMut(usize, &[u8], bool) -> Result<()>,
+        take: TakeRecord<'_>,
     ) -> Result<()> {
         let RunAt { shard, in_shard, .. } = self.runs[first_number];
         let runs = &self.indexes[shard].runs()[in_shard..=last_in_shard];

@@ -285,7 +285,7 @@ fn a_forced_import_that_is_refused_before_it_writes_keeps_the_image() {
     import_paths(&paths(&old), &disks, &options(Onto::Empty)).unwrap();
     let rows = RowOptions { label: Some("nix".to_owned()), ..RowOptions::default() };
     let unknown = ImportOptions { rows, ..options(Onto::Force) };
-    let error = import_paths(&[lines.clone()], &disks, &unknown).unwrap_err();
+    let error = import_paths(std::slice::from_ref(&lines), &disks, &unknown).unwrap_err();
     assert!(error.report().contains("nix"), "{}", error.report());
     assert_eq!(contents(&disks.devices()).unwrap(), files);
     let error = import_paths(&paths(&large), &disks, &options(Onto::Force)).unwrap_err();

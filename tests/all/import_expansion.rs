@@ -285,7 +285,7 @@ fn lines_that_name_one_file_again_count() {
         std::os::unix::fs::symlink("x.bin", dir.path().join(format!("{at}.bin"))).unwrap();
     }
     let line = |at: u32| {
-        let name = if at % 2 == 0 { at.to_string() } else { "x".to_owned() };
+        let name = if at.is_multiple_of(2) { at.to_string() } else { "x".to_owned() };
         format!("{{\"file_name\": \"{name}.bin\", \"id\": \"{at}\"}}\n")
     };
     let path = dir.path().join("a.jsonl");

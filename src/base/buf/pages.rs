@@ -312,8 +312,8 @@ impl Mapping {
         }
     }
 
-    /// Collapses each 2 MiB that end within the `len` bytes from `offset` on into a huge page, if the kernel can; one of
-    /// their pages at least must have been touched. Other threads may use the memory meanwhile.
+    /// Collapses each 2 MiB that end within the `len` bytes from `offset` on into a huge page, if the kernel can.
+    /// One of their pages at least must have been touched. Other threads may use the memory meanwhile.
     pub(super) fn collapse(&self, offset: usize, len: usize) {
         if !self.is_shared || self.pages != Pages::Transparent {
             return; // private memory gets huge pages when it is touched

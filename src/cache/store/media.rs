@@ -30,8 +30,8 @@ pub(super) struct Media {
 
 /// A sparse file, or sparse memory.
 pub(super) struct Storage {
-    /// The lock of a file; forked children do not keep it. Declared before the owners of the file descriptor, so that it
-    /// is dropped first.
+    /// The lock of a file; forked children do not keep it. Declared before the owners of the file descriptor, so that
+    /// it is dropped first.
     _lock: Option<NotInherited>,
     /// The device with all pages.
     pub(super) device: Arc<dyn Device>,

@@ -211,8 +211,8 @@ impl Link {
         self.socket.register(registry, writable || has_more);
     }
 
-    /// Closes the descriptor, which is not the socket any more in a child process. With `owes_data`, the kernel discards
-    /// what it has not sent.
+    /// Closes the descriptor, which is not the socket any more in a child process. With `owes_data`, the kernel
+    /// discards what it has not sent.
     pub(super) fn close(self, owes_data: bool) {
         if owes_data {
             // If this fails, the kernel sends the bytes.

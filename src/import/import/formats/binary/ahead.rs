@@ -24,12 +24,15 @@ pub(super) struct Batch {
 /// The batches of a file from a place on, in order, or the decoder's message.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, String>> + Send>;
 
+/// The batches that a thread decodes, and the thread.
+type Decoding = (Receiver<Result<Batch, String>>, JoinHandle<()>);
+
 /// Starts a thread that decodes `batches`. The thread ends after the last batch or the first error, or when the
 /// receiver is dropped.
 ///
 /// # Errors
 /// The operating system cannot start a thread.
-fn decoded(mut batches: Batches) -> Result<(Receiver<Result<Batch, String>>, JoinHandle<()>)> {
+fn decoded(mut batches: Batches) -> Result<Decoding> {
     let (send, batch) = bounded(0); // the batch ahead waits in its thread
     let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
         while let Some(next) = guarded(|| batches.next().transpose()).transpose() {
