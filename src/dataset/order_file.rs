@@ -124,10 +124,9 @@ impl OrderFile {
             self.generation.unwrap_or(directory.generation()),
             self.order.started(self.world_size),
         );
-        // An order alone is one of the samples that are open.
-        let view = match self.version {
-            Some(_) => self.view.map(|HexId(hash)| hash),
-            None => directory.view().map(|mark| mark.hash),
+        let view = match (self.version, self.view) {
+            (None, None) => directory.view().map(|mark| mark.hash), // an order alone is one of the open samples
+            (_, view) => view.map(|HexId(hash)| hash),
         };
         let state = State { epoch: self.epoch, consumed: self.consumed, ..start }.of_view(view);
         if let Some(image) = &self.image

@@ -109,6 +109,8 @@ struct Responder {
 /// A connection. It receives a request while `answer` is empty, then sends `answer`, then waits for the client to
 /// close.
 struct Client {
+    /// Keeps forked children from holding the connection open.
+    _own: NotInherited,
     stream: TcpStream,
     /// Time at which the connection is closed in any case.
     deadline: Instant,
@@ -174,7 +176,8 @@ impl Responder {
             }
             let (received, answer) = Default::default();
             let deadline = now + CLIENT_LIMIT;
-            self.clients.push(Client { stream, deadline, received, answer, sent: 0 });
+            let own = NotInherited::close(stream.as_fd());
+            self.clients.push(Client { _own: own, stream, deadline, received, answer, sent: 0 });
         }
     }
 }

@@ -214,13 +214,16 @@ fn remedy(report: &Report, cause: Cause) -> String {
 /// The remedy for waits for reads.
 fn faster_reads(report: &Report) -> String {
     let places = &report.timeline.total().places;
-    // The first epoch reads all from the origin, and a tier that then holds all data is full, too: it lacks room only
-    // if data come from the origin again.
+    // A tier that holds all data is full, too. It lacks room only if data come from the origin again behind the first
+    // epoch, which reads all from there.
     let epochs = report.timeline.epochs().iter().skip(1);
     let later = epochs.fold(PlaceBytes::default(), |sum, epoch| sum.plus(&epoch.counts.places));
-    let comes_again = later.of(Place::Origin).saturating_mul(20) > later.total();
+    let is_first = later.total() == 0;
+    let comes_again = is_first || later.of(Place::Origin).saturating_mul(20) > later.total();
+    let room = report.tiers.iter().fold(0_u64, |sum, tier| sum.saturating_add(tier.capacity_bytes));
+    let lacks_room = comes_again && room < report.facts.data_bytes;
     let is_full = |tier: &&TierUse| tier.used_bytes * 20 >= tier.capacity_bytes * 19;
-    if let Some(tier) = report.tiers.iter().find(is_full).filter(|_| comes_again) {
+    if let Some(tier) = report.tiers.iter().find(is_full).filter(|_| lacks_room) {
         let afar = bytes(places.of(Place::Origin));
         let all = bytes(places.total());
         let capacity = bytes(tier.capacity_bytes);
