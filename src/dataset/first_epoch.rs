@@ -305,7 +305,10 @@ impl Drop for FirstEpoch {
     fn drop(&mut self) {
         if self.pid != process_id() {
             // The threads are the parent's, and may have held the locks of their channels at the fork.
-            std::mem::forget((std::mem::take(&mut self.lanes), std::mem::take(&mut self.threads)));
+            // The last handle on the image that is filled would write to it.
+            let shared = Arc::clone(&self.shared);
+            let lanes = std::mem::take(&mut self.lanes);
+            std::mem::forget((shared, lanes, std::mem::take(&mut self.threads)));
             return;
         }
         self.shared.stopped.store(true, Ordering::Relaxed);

@@ -43,7 +43,8 @@ pub(super) fn window_bytes_on(
     let bytes = window_bytes(directory, options);
     let room = FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory);
     let without = (bytes as u64).saturating_sub(room);
-    let is_enough = without >= kept_bytes(directory, options);
+    let needed = kept_bytes(directory, options).saturating_add(sorted_bytes(directory, options));
+    let is_enough = without >= needed;
     if options.window_bytes == 0 && is_enough && !reads_parts(devices) {
         (without as usize).max(DEFAULT_WINDOW)
     } else {

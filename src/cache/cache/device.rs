@@ -96,6 +96,10 @@ impl Device for TieredDevice {
         self.origin().last_failure()
     }
 
+    fn reads_parts(&self) -> bool {
+        self.origin().reads_parts()
+    }
+
     fn namespace(&self) -> Namespace {
         self.describe(self.origin().namespace())
     }

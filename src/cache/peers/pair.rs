@@ -57,6 +57,10 @@ impl Device for PeersDevice {
         self.cache.last_failure()
     }
 
+    fn reads_parts(&self) -> bool {
+        self.cache.reads_parts()
+    }
+
     fn namespace(&self) -> Namespace {
         describe(self.cache.namespace())
     }

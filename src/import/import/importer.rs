@@ -347,13 +347,13 @@ impl Import<'_> {
         let plan = ChunkPlan::new(&rows, &spec, &placement, free)?;
         let index = self.source.index();
         let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();
-        if used.is_empty() {
-            // The first call: later ones find what it wrote.
-            self.state.make_way(self.options)?;
-        }
         for namespace in 0..self.state.media.len() {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.state.media.grow(namespace, end)?;
+        }
+        if used.is_empty() {
+            // The first call: later ones find what it wrote.
+            self.state.make_way(self.options)?;
         }
         self.state.media.retry_budget.retry(|| write_journals(&self.state.media, journal))?;
         let ranges: Vec<CellRange> = plan.chunks.iter().map(|chunk| chunk.cells).collect();

@@ -126,6 +126,7 @@ fn write_leased(
     }
     let state = prepare_image(options, media)?;
     let start = start_of(options, &state)?;
+    super::order_of(&start.fields, &options.fields)?; // before another append's plan is given up
     state.make_way(&options.image)?;
     thread.start(start.clone())?;
     // Write nothing before the first window is full, or all samples are written: a writer that is dropped earlier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from operator import index
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -187,6 +187,6 @@ def _decimal(weight: Any, where: str) -> str:
         raise InvalidArgument(f"{where}: a weight is 0 or more, not {weight!r}")
     if not isinstance(weight, (str, Decimal)) and number < 1:
         # A small float, such as 1 / 300, has its digits further behind the point than the library takes them.
-        number = number.quantize(_LEAST) or number
+        number = number.quantize(_LEAST, context=Context(prec=40, traps=[])) or number
     text = format(number, "f")
     return text.rstrip("0").rstrip(".") or "0" if "." in text else text
