@@ -177,8 +177,11 @@ fn head_of_tier(path: &Path) -> Option<Vec<u8>> {
 
 /// Returns whether no process has the file open as a tier.
 pub(super) fn is_unused(path: &Path) -> bool {
-    // For writing, since NFS refuses an exclusive lock on a file that is open for reading alone.
-    let file = OpenOptions::new().read(true).write(true).open(path).or_else(|_| File::open(path));
+    // For writing, since NFS refuses an exclusive lock on a file that is open for reading alone. Not so a block device:
+    // when one that was open for writing is closed, udev probes and locks it.
+    let is_file = path.is_file();
+    let file =
+        OpenOptions::new().read(true).write(is_file).open(path).or_else(|_| File::open(path));
     file.is_ok_and(|file| try_lock(&file).unwrap_or(true))
 }
 

@@ -350,8 +350,8 @@ fn in_file(
         if quota <= data_offset {
             tracing::warn!(
                 tier = %name,
-                "other processes use the whole quota for tiers of other data sets: this one stays \
-                 empty; raise the quota"
+                "other processes use the whole quota, or all room of the file system, for tiers of \
+                 other data sets: this one stays empty; raise the quota, or make room there"
             );
             return Ok((Media::of_memory(name, 0, 0)?, Vec::new()));
         }
@@ -504,13 +504,13 @@ fn capped_by_disk(
     tracing::warn!(
         tier = %name,
         quota_bytes = quota,
-        free_bytes = free,
+        room_bytes = free,
         "its file system has less room than its quota: it keeps what fits now"
     );
     if free / PAGE_BYTES * PAGE_BYTES <= data_offset {
         let text = format!(
-            "the file system has {free} bytes free, and the index of the tier {name} needs \
-             {data_offset}"
+            "the file system has {free} bytes free or taken by tiers, and the index of the tier \
+             {name} needs {data_offset}"
         );
         let hint = "make room there, or put the tier elsewhere";
         return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));

@@ -430,8 +430,8 @@ impl Cache {
 }
 
 impl Opening {
-    /// Number of outstanding reads of the origin that a reader of this process waits for. A forked child begins at 0:
-    /// the reads of its parent never end in it.
+    /// Number of outstanding reads of the origin that a reader of this process waits for. A forked child begins at 0,
+    /// and adds those of the queue pairs that it goes on using.
     fn demand(&self) -> &AtomicUsize {
         self.demand.get_or_init(AtomicUsize::default)
     }

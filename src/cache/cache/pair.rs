@@ -17,6 +17,7 @@ use super::sources::{SourcePair, pair_of};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::Result;
 use dlfs_base::metrics::{Place, PlaceCounters};
+use dlfs_base::process::Forked;
 use dlfs_base::units::Lba;
 use dlfs_io::qpair::pieces::{PieceId, Pieces};
 use dlfs_io::qpair::readiness::Registry;
@@ -83,6 +84,8 @@ pub(super) enum Requester {
 /// Queue pair of a namespace with tiers in front of it: see the module's page.
 pub(super) struct TieredPair {
     shared: Arc<TierShared>,
+    /// The process in whose demand this queue pair's reads count.
+    home: Forked<()>,
     /// Pool and registry for the sources that are opened after a takeover.
     pool: Option<Pool>,
     registry: Option<Registry>,
@@ -151,6 +154,7 @@ impl TieredPair {
             waiting: Vec::new(),
             next_check: None,
             follow_at: None,
+            home: Forked::new(()),
             checks: (0, Instant::now()),
             has_moved: false,
             cuts: Vec::new(),
@@ -446,6 +450,17 @@ impl TieredPair {
         }
     }
 
+    /// Counts the inherited reads of the origin in a forked child: they end there, since it uses this queue pair.
+    fn notice_fork(&mut self) {
+        if !self.home.is_ours() {
+            self.home = Forked::new(());
+            let pieces = self.pieces.outstanding().map(|piece| &piece.info);
+            let of_origin = pieces.filter(|piece| piece.source == PieceSource::Origin).count();
+            let count = of_origin + self.ahead.outstanding().count();
+            self.shared.demand().fetch_add(count, Ordering::AcqRel);
+        }
+    }
+
     /// Checks whether the pages that pieces wait for have arrived.
     fn poll_waiting(&mut self, now: Instant) {
         let checks = self.shared.copies.checks();
@@ -721,6 +736,7 @@ impl QueuePair for TieredPair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.notice_fork();
         let room = usize::from(self.namespace.queue_depth).saturating_sub(self.outstanding());
         let count = room.min(pending.len());
         let now = Instant::now();
@@ -732,6 +748,7 @@ impl QueuePair for TieredPair {
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.notice_fork();
         self.has_moved = false;
         for index in 0..self.sources.len() {
             self.sources[index].submit();
@@ -832,7 +849,7 @@ impl QueuePair for TieredPair {
 impl Drop for TieredPair {
     fn drop(&mut self) {
         let shared = &*self.shared;
-        if !shared.home.is_ours() {
+        if !self.home.is_ours() {
             return; // opened before a fork: its reads count in the parent
         }
         let has_copier = shared.has_copier();

@@ -90,7 +90,7 @@ impl Sources {
 pub(super) struct InFlightLimit {
     /// Number of threads of the tier: as many reads of 1 MiB may be in flight.
     pub(super) threads: usize,
-    /// Bytes in flight. A forked child begins at 0: the reads of its parent never end in it.
+    /// Bytes in flight. A forked child begins at 0, and adds those of the queue pairs that it goes on using.
     in_flight: Forked<AtomicUsize>,
 }
 
@@ -135,8 +135,9 @@ pub(super) struct SourcePair {
     limit: Option<Arc<InFlightLimit>>,
     /// I/O that waits for the limit.
     held: VecDeque<Io>,
-    /// Bytes of this queue pair that count towards the limit of the process that opened it.
+    /// Bytes of this queue pair that count towards the limit.
     in_flight: usize,
+    /// The process towards whose limit they count.
     home: Forked<()>,
 }
 
@@ -166,6 +167,7 @@ impl SourcePair {
 
     /// Submits queued reads within the limit; returns how many the queue pair took.
     pub(super) fn submit(&mut self) -> usize {
+        self.notice_fork();
         while let (Some(limit), Some(io)) = (&self.limit, self.held.front())
             && limit.take(io.buf.len(), self.in_flight == 0)
         {
@@ -177,9 +179,18 @@ impl SourcePair {
 
     /// Handles the completion of a read of `len` bytes.
     pub(super) fn completed(&mut self, len: usize) {
+        self.notice_fork();
         if let Some(limit) = &self.limit {
             self.in_flight -= len;
             limit.give_back(len);
+        }
+    }
+
+    /// Counts the inherited bytes in flight in a forked child: their reads end there, since it uses this queue pair.
+    fn notice_fork(&mut self) {
+        if !self.home.is_ours() {
+            self.home = Forked::new(());
+            self.limit.iter().for_each(|limit| _ = limit.take(self.in_flight, true));
         }
     }
 

@@ -149,7 +149,9 @@ impl Link {
                 return Ok(Received::Message(message));
             }
             let filled = self.unhandled.len();
-            self.inbox.copy_within(self.unhandled.clone(), 0);
+            if self.unhandled.start > 0 {
+                self.inbox.copy_within(self.unhandled.clone(), 0);
+            }
             self.unhandled = 0..filled;
             if self.inbox.len() < filled + RECEIVE_BYTES {
                 self.inbox.resize(filled + RECEIVE_BYTES, 0);

@@ -43,6 +43,8 @@ pub(super) struct PciePair {
 /// An I/O that needs a completion.
 struct PcieJob {
     io: Io,
+    /// The fence of a write, which must be open whenever the write is issued.
+    fence: Option<Arc<Fence>>,
     /// The memory that the device uses instead of the I/O's buffer.
     bounce: Option<IoBuf>,
     /// The number of times that it was issued in vain.
@@ -126,8 +128,7 @@ impl PciePair {
         }
         while self.queue.has_room() {
             let Some(job) = self.waiting.pop_front() else { break };
-            let is_write = job.io.op == IoOp::Write;
-            if is_write && self.fence.as_ref().is_some_and(|fence| !fence.is_open()) {
+            if job.fence.as_ref().is_some_and(|fence| !fence.is_open()) {
                 self.ended.push_back(job.io.end(Err(IoError::Fenced)));
                 continue;
             }
@@ -255,7 +256,10 @@ impl QueuePair for PciePair {
         let count = room.min(pending.len());
         for io in pending.drain(..count) {
             match self.namespace.check(&io) {
-                Ok(()) => self.waiting.push_back(PcieJob { io, bounce: None, tries: 0 }),
+                Ok(()) => {
+                    let fence = self.fence.clone().filter(|_| io.op == IoOp::Write);
+                    self.waiting.push_back(PcieJob { io, fence, bounce: None, tries: 0 });
+                }
                 Err(error) => self.ended.push_back(io.end(Err(error))),
             }
         }
