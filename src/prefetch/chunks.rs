@@ -715,8 +715,8 @@ mod tests {
         (Arc::new(builder.finish(Generation(1), 1).unwrap()), Arc::new(device))
     }
 
-    /// Runs a rank over 20 epochs. Returns whether it had samples that were read alone, and the numbers of those that it
-    /// still has at the end, and of residents that no list drops.
+    /// Runs a rank over 20 epochs. Returns whether it had samples that were read alone, and the numbers of those that
+    /// it still has at the end, and of residents that no list drops.
     fn run(world_size: u32, rank: u32, lanes: u32) -> (bool, usize, usize) {
         let (directory, device) = zeroes(13);
         let kind = OrderKind::Grouped { lanes, group: 1 };
