@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::archives::member;
 use crate::support::object_store::{Fault, ObjectStore};
@@ -408,8 +408,10 @@ fn a_lane_requests_its_next_table_while_it_hands_out_the_one_before() {
     assert!(loader.next_into(&mut batch, &mut ()).unwrap());
     // The footers of all, and the rows of two tables of each of 8 lanes, although a table has 10 windows.
     let mut rows = batch.len();
+    let until = Instant::now() + Duration::from_secs(120);
     while *asked.lock().unwrap() < 24 + 16 {
-        std::thread::sleep(Duration::from_millis(10)); // a test that does not end here fails by the harness
+        assert!(Instant::now() < until, "{} requests", asked.lock().unwrap());
+        std::thread::sleep(Duration::from_millis(10));
         // A decoder's thread ends a moment after its last batch, and its lane notices that with a later sample.
         if rows < 80 {
             assert!(loader.next_into(&mut batch, &mut ()).unwrap());

@@ -76,7 +76,7 @@ use dlfs_format::directory::Intact;
 use dlfs_format::format::Uuid;
 use dlfs_io::qpair::Device;
 use dlfs_io::qpair::group::Waker;
-use dlfs_order::plan::Source;
+use dlfs_order::plan::{MAX_TIERS, Source};
 use dlfs_order::tier::{
     CopyLocation, CopyTable, Holding, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
 };
@@ -208,7 +208,7 @@ impl Cache {
             units: Arc::new(units),
             identity,
             options: options.clone(),
-            counters: Counters::new(options::MAX_TIERS),
+            counters: Counters::new(MAX_TIERS),
             sources: Arc::new(Sources::new(options.rates.clone())),
             plan: Forked::new(Mutex::default()),
             demand: Forked::new(AtomicUsize::default()),

@@ -13,7 +13,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::parse_size;
 use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::ConnectOptions;
-use dlfs_order::plan::{Curve, OriginClient, Rate, SourceRates, Stage};
+use dlfs_order::plan::{Curve, MAX_TIERS, OriginClient, Rate, SourceRates, Stage};
 use dlfs_order::tier::{Policy, Stop};
 
 /// Options of tiers.
@@ -322,9 +322,6 @@ pub(super) fn default_threads() -> u32 {
 
 /// The suffix that allows destroying existing data.
 const OVERWRITE: &str = ":overwrite";
-
-/// Limit of tiers: the address of a planned copy (`dlfs_order::plan`) encodes the tier in 4 bits; all ones: none.
-pub(super) const MAX_TIERS: usize = 15;
 
 #[cfg(test)]
 mod tests {

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::copier::CopyJob;
-use super::options::MAX_TIERS;
 use super::{OWN, TierShared};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::{Lba, SampleId};
-use dlfs_order::plan::{Accesses, PlannedCopy};
+use dlfs_order::plan::{Accesses, MAX_TIERS, PlannedCopy};
 use dlfs_order::tier::{Candidate, Ledger, PageSet, Policy, Units, copies_to_evict};
 
 /// The portions that a run keeps, their tiers, and the number of reads of each.

@@ -14,7 +14,7 @@ use dlfs_base::units::Generation;
 use dlfs_io::qpair::machine_uuid;
 use dlfs_nvme::nvme::Nqn;
 use dlfs_order::order::HexId;
-use dlfs_order::plan::{ChunkHolders, Member};
+use dlfs_order::plan::{ChunkHolders, MAX_TIERS, Member};
 use dlfs_order::tier::PAGE_BYTES;
 
 /// The checked records of all ranks, and the nodes of these ranks.
@@ -283,10 +283,6 @@ pub(super) fn identity(name: Option<&str>) -> (u64, String) {
     let text = format!("{:?} {} {own_network:?}", machine_uuid(), host.trim());
     (xxh3_64(text.as_bytes()), host.trim().to_owned())
 }
-
-/// The most tiers of a rank: the address of a planned copy (`dlfs_order::plan`) encodes the tier in 4 bits; all ones:
-/// none.
-const MAX_TIERS: usize = 15;
 
 /// Label of the difference between ranks with different keys.
 const JOB_KEY: &str = "job key";

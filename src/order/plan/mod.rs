@@ -35,4 +35,4 @@ mod planner;
 pub use access::{Accesses, ByPortion, TrainingRun};
 pub use chunk_holders::{ChunkHolders, Member};
 pub use model::{Curve, Model, OriginClient, Rate, Source, SourceRates, Stage};
-pub use planner::{Frequencies, Holder, HolderMap, PlannedCopy, Planner};
+pub use planner::{Frequencies, Holder, HolderMap, MAX_TIERS, PlannedCopy, Planner};

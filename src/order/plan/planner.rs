@@ -232,8 +232,8 @@ fn unpack(packed: u64) -> Option<Holder> {
 
 /// The most ranks that [`HolderMap`] can encode: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
-/// The most tiers that [`HolderMap`] can encode: 4 bits; all ones mean no copy.
-const MAX_TIERS: usize = 15;
+/// The most tiers of a rank, which [`HolderMap`] can encode: 4 bits; all ones mean no copy.
+pub const MAX_TIERS: usize = 15;
 /// The most blocks of a tier that [`HolderMap`] can encode: 36 bits, 32 TiB of 512-byte blocks.
 const MAX_BLOCKS: u64 = 1 << 36;
 /// The number of bits of a rank.

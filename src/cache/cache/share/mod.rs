@@ -268,9 +268,10 @@ const OWNER_SILENCE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::MAX_TIERS;
     use std::io::Write;
     use std::os::fd::AsFd;
+
+    use dlfs_order::plan::MAX_TIERS;
 
     use super::*;
 
