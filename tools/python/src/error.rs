@@ -40,7 +40,7 @@ const KEYWORDS: [(&str, &str); 36] = [
     ("--columns", "columns"),
     ("--data-digest", "data_digest"),
     ("--end-of-document", "end_of_document"),
-    ("--field-type", "in fields, a type such as"),
+    ("--field-type", "fields with a type such as"),
     ("--fields", "fields"),
     ("--force", "overwrite=True"),
     ("--from", "from_"),
