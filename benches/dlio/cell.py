@@ -149,8 +149,9 @@ def run(data, door, accelerators, least, seed, tools, settings):
             config["reader"] |= {**plug_in, "data_loader_sampler": "none"}
             batch_bytes = int(workload.batch * data.sample_bytes)
             given = {"address": place.address, "order": settings.order, "node_loader": settings.node_loader}
-            # One batch in use and one ready, else a quarter of the memory for all ranks.
+            # One batch in use and one ready, else a quarter of the memory for all ranks; a node loader's is that of all.
             window = max(5 * batch_bytes // 2, min(256 << 20, settings.memory_bytes // 4 // ranks))
+            window *= ranks if settings.node_loader else 1
             env["DLFS_DLIO"] = json.dumps({**given, "window": window})
         command = tools.dlio(config, out, ranks, [f"{key}={value}" for key, value in env.items()])
         watch = Watch(group)

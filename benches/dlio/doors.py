@@ -34,7 +34,7 @@ def ext4(data, tools, group, target_cpus):
 def mount(data, tools, group, target_cpus):
     drop_caches(data)
     place = data.folder / "tree" / "train"
-    command = [tools.dlfs, "mount", "--foreground", data.folder / "files.dlfs", place]
+    command = [tools.dlfs, "mount", "--foreground", data.as_files, place]
     with ends(group.start(command, stdout=subprocess.PIPE, text=True)) as daemon:
         first_line(daemon)
         yield Opened(data.folder / "tree")
@@ -44,7 +44,7 @@ def mount(data, tools, group, target_cpus):
 def preload(data, tools, group, target_cpus):
     drop_caches(data)
     folder = data.folder / "tree"
-    shown = f"{folder / 'train'}={data.folder / 'files.dlfs'}"
+    shown = f"{folder / 'train'}={data.as_files}"
     yield Opened(folder, {"LD_PRELOAD": str(tools.preload), "DLFS_MOUNTS": shown})
 
 

@@ -95,41 +95,55 @@ class Data:
         return self.bytes / self.samples
 
     @property
+    def as_files(self):
+        return self.folder / "files.dlfs"
+
+    @property
     def records(self):
-        return self.folder / ("records.dlfs" if self.workload.records else "files.dlfs")
+        return self.folder / "records.dlfs" if self.workload.records else self.as_files
 
     def steps(self, ranks):
         """Steps of an epoch."""
         return self.samples // (self.workload.batch * ranks)
 
 
-def make(folder, workload, wanted_bytes, tools):
-    """Generates the files and imports them, unless they are there already."""
+def make(folder, workload, wanted_bytes, doors, tools):
+    """Generates the files and imports them as `doors` need them, unless they are there already."""
     per_file = workload.sample_bytes * workload.samples_per_file
     record_length = workload.pixels if workload.pixels and not tools.has_checkout else workload.sample_bytes
     data = Data(folder, workload, record_length, math.ceil(wanted_bytes / per_file))
+    kinds = {}
+    if {"mount", "preload"} & {*doors}:
+        kinds[data.as_files] = "folder"
+    if {"image", "nvme-tcp"} & {*doors}:
+        kinds[data.records] = workload.records or "folder"
     done = folder / "done.json"
     if not done.exists() or json.loads(done.read_text())["files"] != data.files:
         shutil.rmtree(folder, ignore_errors=True)
-        need = data.files * per_file * (3 if workload.records else 2)
         folder.mkdir(parents=True)
-        free = shutil.disk_usage(folder).free
-        if free < need:
-            raise SystemExit(f"{folder}: {workload.name} needs {need >> 30} GiB, {free >> 30} are free; see --root")
+        needs(folder, data.files * per_file * (1 + len(kinds)))
         print(f"{workload.name}: {data.files} files of {per_file / 1e6:.1f} MB", flush=True)
         generate(data, tools)
         for sub in ("train", "valid"):
             (folder / "tree" / sub).mkdir(parents=True)
-        kinds = {"files.dlfs": "folder"} | ({"records.dlfs": workload.records} if workload.records else {})
-        for image, kind in kinds.items():
-            source = folder / "data" / "train"
-            command = [tools.dlfs, "import", "--quiet", "--from", kind, source, folder / image]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        os.sync()  # else the cache cannot be dropped
         length = sum(entry.stat().st_size for entry in os.scandir(folder / "data" / "train"))
         done.write_text(json.dumps({"files": data.files, "bytes": length}))
     data.bytes = json.loads(done.read_text())["bytes"]
+    for image, kind in kinds.items():
+        if not image.exists():
+            needs(folder, data.bytes)
+            partial = image.with_suffix(".partial")
+            command = [tools.dlfs, "import", "--quiet", "--force", "--from", kind, folder / "data" / "train", partial]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            partial.rename(image)
+    os.sync()  # else the cache cannot be dropped
     return data
+
+
+def needs(folder, length):
+    free = shutil.disk_usage(folder).free
+    if free < length:
+        raise SystemExit(f"{folder}: this needs {length >> 30} GiB, {free >> 30} are free; see --root")
 
 
 def generate(data, tools):
