@@ -3,7 +3,7 @@
 import statistics
 
 HEAD = [
-    "workload", "way", "door", "accelerators", "a client core", "AU %", "required", "GB/s", "CPU s/GB",
+    "workload, way, door", "accelerators", "a client core", "AU %", "required", "GB/s", "CPU s/GB",
     "wire bytes a byte", "memory MiB", "spread %",
 ]  # fmt: skip
 
@@ -18,7 +18,7 @@ def row(data, way, door, accelerators, runs, cores):
         return "" if None in found else f"{statistics.median(found) / scale:.{digits}f}"
 
     return [
-        f"{workload.name}, {workload.accelerator}", way, door, f"{accelerators:g}", f"{accelerators / cores:.3g}",
+        f"{workload.name}, {workload.accelerator}, {way}, {door}", f"{accelerators:g}", f"{accelerators / cores:.3g}",
         f"{100 * statistics.median(au):.1f}", f"{100 * workload.au:.0f}",
         median(lambda run: run.gb / run.seconds, 2),
         median(lambda run: None if run.cpu_s is None else run.cpu_s / run.gb, 3),
@@ -33,7 +33,7 @@ def spread(values):
 
 
 def table(rows):
-    right = ["---"] * 3 + ["--:"] * (len(HEAD) - 3)
+    right = ["---"] + ["--:"] * (len(HEAD) - 1)
     return "\n".join("| " + " | ".join(line) + " |" for line in [HEAD, right, *rows])
 
 
@@ -53,7 +53,9 @@ def notes(settings, dlio):
             "- The client has processors {}, the target {}.".format(*cpus),
             "- Stock: DLIO's loaders, untouched. Open: samples from `dlfs.Loader`, each an array of verified bytes",
             f"  that nothing decodes; {settings.order} order.",
-            "- The most accelerators that keep the required AU, within some 8 %; where AU is below it, time ran out.",
+            "- The most accelerators that keep the required AU, within some 8 %; where AU is below it, time ran out."
+            if settings.accelerators is None
+            else "- The number of accelerators was given, and lowered until it kept the required AU.",
             "  A number that is not whole is that of ranks whose steps are longer: 0.7 is one rank with steps of",
             "  1/0.7 of the time.",
             "- Processor time and memory are those of the client's processes, `dlfs mount` included, from the first",
