@@ -405,8 +405,10 @@ impl Loader {
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let failed = running.reading.as_ref().is_some_and(|reading| reading.course().has_failed())
             || running.reading.is_some() && self.check_reader().is_err();
-        let moved = position != self.position.load(Ordering::Acquire)
-            || lanes != self.lanes.load(Ordering::Acquire);
+        let has_other_lanes = lanes != self.lanes.load(Ordering::Acquire);
+        let moved = position != self.position.load(Ordering::Acquire) || has_other_lanes;
+        // The length of the window follows from the lanes.
+        let stale = running.prepared.take_if(|_| has_other_lanes);
         if moved {
             self.pass_over(&state);
         }
@@ -417,6 +419,8 @@ impl Loader {
         } else if state.place.is_some() {
             self.move_to(&state, position);
         }
+        drop(running);
+        drop(stale); // after unlocking: that waits for its thread
         Ok(())
     }
 

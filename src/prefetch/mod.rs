@@ -271,13 +271,15 @@ impl Prefetcher {
     }
 
     /// Restarts from `state` with the same options and in the same window: mapping and zeroing a
-    /// window of the default size takes as long as reading it full.
+    /// window of the default size takes as long as reading it full. Only an order of other lanes gets a new window,
+    /// of the length that its chunks want.
     ///
     /// # Errors
     /// As [`Prefetcher::new`].
     pub(crate) fn restart(mut self, state: State) -> Result<Prefetcher> {
         let poller = self.poller.take().and_then(Forked::into_inner);
-        let window = poller.map(|poller| Arc::clone(&poller.window));
+        let window = poller.filter(|_| state.order == self.options.order);
+        let window = window.map(|poller| Arc::clone(&poller.window));
         let layouts = self.options.layouts.as_ref().map(|layouts| layouts.renewed());
         let options =
             LoaderOptions { order: state.order, resume: Some(state), layouts, ..self.options };

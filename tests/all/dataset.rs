@@ -15,9 +15,9 @@ use dlfs::address::Address;
 use dlfs::dataset::{
     self, Dataset, Loader, OnError, Options, Query, Sampler, VerifyOptions, Watch,
 };
-use dlfs::import::{ImportOptions, Onto, import};
+use dlfs::import::{ImportOptions, NewSample, Onto, Writer, WriterOptions, import};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, State, Tail};
-use dlfs::prefetch::LoaderOptions;
+use dlfs::prefetch::{Batching, LoaderOptions, NodePlace};
 use dlfs::qpair::tcp::discover;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::Batch;
@@ -744,4 +744,55 @@ fn a_child_that_is_forked_in_any_call_of_another_thread_reads_on() {
         stop.store(1, Ordering::Relaxed);
         assert_eq!(wrong, 0, "children of 100");
     });
+}
+
+#[test]
+fn a_window_has_room_for_the_lanes_of_the_state_that_a_run_is_moved_to() {
+    // Each sample is in a chunk of its own, which is short but may be 8 MiB long.
+    const CHUNKS: u32 = 48;
+    let temp = tempfile::tempdir().unwrap();
+    let address = [Address::from_path(temp.path().join("train.dlfs"))];
+    let image =
+        ImportOptions { chunk_size_bytes: 8 << 20, onto: Onto::Empty, ..ImportOptions::default() };
+    let one_by_one = WriterOptions { image, window_bytes: 1, ..WriterOptions::default() };
+    let mut writer = Writer::create(&address, one_by_one, &ConnectOptions::default()).unwrap();
+    for _ in 0..CHUNKS {
+        let fields = [Some(&b"sample"[..])];
+        writer.write(&NewSample { fields: &fields, ..NewSample::default() }).unwrap();
+    }
+    writer.finish().unwrap();
+    let dataset = Dataset::open(&address, &Options::default(), &mut ()).unwrap();
+    assert_eq!(dataset.directory().num_chunks(), CHUNKS);
+    // Without a batching, the background faults in no part of the window.
+    let run = LoaderOptions {
+        window_bytes: 0,
+        batching: Some(Batching::None),
+        ..options(OrderKind::Grouped { lanes: 0, group: 1 }, 4, 2)
+    };
+    let of_four = LoaderOptions { world_size: 4, ..run.clone() };
+    let state = dataset.loader(of_four).unwrap().state();
+    let read = |loader: &Loader| {
+        assert_eq!(loader.next(&mut ()).unwrap().unwrap().len(), 4);
+        let until = Instant::now() + Duration::from_secs(120);
+        while loader.stats().window_bytes == 0 {
+            assert!(Instant::now() < until, "a node's loader shows its counters later");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        loader.stats().window_bytes
+    };
+    let resumed = LoaderOptions { resume: Some(state.clone()), ..run.clone() };
+    let wanted = read(&dataset.loader(resumed).unwrap());
+    let job = format!("{}-lanes", std::process::id());
+    let node = Some(NodePlace { local_world_size: 1, job });
+    for of_node in [run.clone(), LoaderOptions { node, ..run }] {
+        for reads_before in [false, true] {
+            let loader = dataset.loader(of_node.clone()).unwrap();
+            loader.prepare().unwrap();
+            if reads_before {
+                assert!(read(&loader) < wanted);
+            }
+            loader.set_state(&state).unwrap();
+            assert_eq!(read(&loader), wanted);
+        }
+    }
 }

@@ -38,14 +38,17 @@ impl Reading {
         let directory = Arc::clone(data.directory());
         let len = data.len(&options);
         let node_options = reading(&place, &options, state.clone());
+        // The run may later be moved to a state whose order has other lanes.
         let origin = Origin {
             window: {
                 let data = data.clone();
                 let options = node_options.clone();
-                Arc::new(move || Prefetcher::window(data.directory(), &data.devices(), &options))
+                Arc::new(move |order| {
+                    let options = LoaderOptions { order, ..options.clone() };
+                    Prefetcher::window(data.directory(), &data.devices(), &options)
+                })
             },
             open: Arc::new(move |state, window| {
-                // The run may have been moved to a state whose order has other lanes.
                 let order = state.order;
                 let options = LoaderOptions { order, resume: Some(state), ..node_options.clone() };
                 data.prefetcher_in(options, Some(window))

@@ -52,7 +52,7 @@ impl NodeOwner {
         (options, base): (&LoaderOptions, State),
         gather: Duration,
     ) -> Result<NodeOwner> {
-        let window = (origin.window)()?;
+        let window = (origin.window)(base.order)?;
         let pool = window.pool.clone();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::buf::{Pool, SealedBytes};
 use crate::error::{Error, Result};
-use crate::order::State;
+use crate::order::{OrderSpec, State};
 use crate::prefetch::walk::Head;
 use crate::prefetch::{LoaderStats, NextBatch, Prefetcher, Returns, Window};
 use crate::reader::{Batch, TICK};
@@ -23,8 +23,8 @@ use super::messages::{LOOSE, Position};
 /// Makes the prefetcher of a node.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// Allocates the prefetcher's window.
-    pub(crate) window: Arc<dyn Fn() -> Result<Arc<Window>> + Send + Sync>,
+    /// Allocates the prefetcher's window for an order.
+    pub(crate) window: Arc<dyn Fn(OrderSpec) -> Result<Arc<Window>> + Send + Sync>,
     /// Starts the prefetcher at a state.
     pub(crate) open: Arc<dyn Fn(State, Arc<Window>) -> Result<Prefetcher> + Send + Sync>,
 }
