@@ -6,45 +6,10 @@ use parking_lot::Mutex;
 
 use crate::metrics::{Histogram, Recorder};
 use crate::prefetch::LoaderStats;
-use crate::reader::ReadStats;
 
 /// The sum of two loaders' counters, except `pages`, which are those of `b`, or of `a` if `b` has none.
 pub fn sum_stats(a: LoaderStats, b: LoaderStats) -> LoaderStats {
-    let mut read = a.read;
-    add_difference(&mut read, ReadStats::default(), b.read);
-    let stalls = a.stalls.plus(&b.stalls);
-    let mut latency = a.latency;
-    latency.add(&b.latency);
-    LoaderStats {
-        read,
-        latency,
-        batches: a.batches + b.batches,
-        samples: a.samples + b.samples,
-        sample_bytes: a.sample_bytes + b.sample_bytes,
-        skipped: a.skipped + b.skipped,
-        copied_bytes: a.copied_bytes + b.copied_bytes,
-        over_window: a.over_window + b.over_window,
-        rewritten: a.rewritten + b.rewritten,
-        stall_s: stalls.total().as_secs_f64(),
-        stalls,
-        blocked_s: a.blocked_s + b.blocked_s,
-        window_bytes: a.window_bytes + b.window_bytes,
-        window_used_bytes: a.window_used_bytes + b.window_used_bytes,
-        registered_bytes: a.registered_bytes + b.registered_bytes,
-        resident: a.resident + b.resident,
-        pages: b.pages.or(a.pages),
-    }
-}
-
-/// Adds to `total` what one reader has counted between `before` and `after`.
-pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
-    let ReadStats { commands, bytes, places, repeated, corrupt, verified } = after;
-    total.commands += commands - before.commands;
-    total.bytes += bytes - before.bytes;
-    total.places = total.places.plus(&places.since(&before.places));
-    total.repeated += repeated - before.repeated;
-    total.corrupt += corrupt - before.corrupt;
-    total.verified += verified - before.verified;
+    a.plus(b)
 }
 
 /// The recorders of several threads that start and end at any time, and their sum.

@@ -80,6 +80,8 @@ struct Running {
     prepared: Option<Arc<Window>>,
     /// Counters of earlier readers of this run, and the waits for readers to start.
     past: LoaderStats,
+    /// Counters of the reads of this process for its node, by all readers of this run.
+    of_node: Arc<Mutex<LoaderStats>>,
     /// The record of the deliveries and waits since the first batch.
     record: Option<Record>,
     /// Number of calls of [`Running::end`]. A batch that was taken before the last of them is no longer the next one.
@@ -463,7 +465,7 @@ impl Loader {
         }
         let starting = match running.starting.take() {
             Some(starting) => starting,
-            None => self.start(running.previous.take(), running.prepared.take())?,
+            None => self.start(&mut running)?,
         };
         let began = Instant::now();
         let started = starting.wait(limit);
@@ -487,7 +489,7 @@ impl Loader {
 
     /// Adds the batch that was just delivered to the record of the run.
     fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
-        let Running { reading: Some(reading), past, record, .. } = running else { return };
+        let Running { reading: Some(reading), past, of_node, record, .. } = running else { return };
         let current = &reading.course().stats;
         let sums = LoaderStats {
             samples: past.samples + current.samples,
@@ -498,17 +500,17 @@ impl Loader {
         let record =
             record.get_or_insert_with(|| Record::new(asked, &self.options, reading.window_bytes()));
         record.delivered(asked, batch.epoch().0, &sums, || {
-            past.read.places.plus(&reading.stats().read.places)
+            let places = past.read.places.plus(&reading.stats().read.places);
+            places.plus(&of_node.lock().read.places)
         });
     }
 
-    /// Starts a reader in this process, from the current state: `previous` again, or a new one in the window
-    /// `prepared` if there is one.
-    fn start(
-        &self,
-        previous: Option<Reading>,
-        prepared: Option<Arc<Window>>,
-    ) -> Result<Background<Reading>> {
+    /// Starts a reader in this process, from the current state: the previous one again, or a new one in the window that
+    /// was prepared, if there is one.
+    fn start(&self, running: &mut Running) -> Result<Background<Reading>> {
+        let previous = running.previous.take();
+        let prepared = running.prepared.take();
+        let of_node = Arc::clone(&running.of_node);
         let data = self.run_data()?;
         let state = self.state();
         let begin = self.begin_in_store(&state);
@@ -521,7 +523,7 @@ impl Loader {
         let options = LoaderOptions { layouts, ..self.options.clone() };
         Background::start(move || {
             begin()?;
-            Reading::start(data, options, state, prepared)
+            Reading::start(data, options, state, prepared, of_node)
         })
     }
 
@@ -568,7 +570,7 @@ impl Measured for Running {
 impl Running {
     fn stats(&self) -> LoaderStats {
         let current = self.reading.as_ref().map(Reading::stats);
-        sum_stats(self.past, current.unwrap_or_default())
+        sum_stats(sum_stats(self.past, *self.of_node.lock()), current.unwrap_or_default())
     }
 
     /// Ends the reader, even while it still connects, and keeps its counters; returns a reader that had started.
@@ -576,7 +578,7 @@ impl Running {
         self.starting = None;
         self.ends += 1;
         let reading = self.reading.take();
-        let done = reading.as_ref().map(Reading::moved);
+        let done = reading.as_ref().map(|reading| reading.stats().ended());
         self.past = sum_stats(self.past, done.unwrap_or_default());
         reading
     }

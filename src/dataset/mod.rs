@@ -82,7 +82,7 @@ use crate::threads::caught;
 use crate::units::SampleId;
 
 use background::{Background, in_background, is_abandoned};
-use counters::{Latencies, add_difference};
+use counters::Latencies;
 use run_data::RunData;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
@@ -425,7 +425,7 @@ impl Dataset {
         let before = reader.stats();
         // A panic drops the reader, but does not end the caller's thread.
         let result = caught("reading by id", || work(&mut reader, watch))?;
-        add_difference(&mut readers.stats.lock(), before, reader.stats());
+        readers.stats.lock().add(before, reader.stats());
         let mut idle = readers.idle.lock();
         if idle.len() < MAX_IDLE_READERS {
             idle.push(reader);

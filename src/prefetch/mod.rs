@@ -613,6 +613,48 @@ impl Measured for LoaderStats {
 }
 
 impl LoaderStats {
+    /// The sum of two loaders' counters, except `pages`, which are those of `other`, or of `self` if it has none.
+    #[must_use]
+    pub(crate) fn plus(self, other: LoaderStats) -> LoaderStats {
+        let mut read = self.read;
+        read.add(ReadStats::default(), other.read);
+        let mut latency = self.latency;
+        latency.add(&other.latency);
+        let stalls = self.stalls.plus(&other.stalls);
+        LoaderStats {
+            read,
+            latency,
+            batches: self.batches + other.batches,
+            samples: self.samples + other.samples,
+            sample_bytes: self.sample_bytes + other.sample_bytes,
+            skipped: self.skipped + other.skipped,
+            copied_bytes: self.copied_bytes + other.copied_bytes,
+            over_window: self.over_window + other.over_window,
+            rewritten: self.rewritten + other.rewritten,
+            stall_s: stalls.total().as_secs_f64(),
+            stalls,
+            blocked_s: self.blocked_s + other.blocked_s,
+            window_bytes: self.window_bytes + other.window_bytes,
+            window_used_bytes: self.window_used_bytes + other.window_used_bytes,
+            registered_bytes: self.registered_bytes + other.registered_bytes,
+            resident: self.resident + other.resident,
+            pages: other.pages.or(self.pages),
+        }
+    }
+
+    /// The counters without those of deliveries and waits.
+    pub(crate) fn of_reads(self) -> LoaderStats {
+        LoaderStats {
+            batches: 0,
+            samples: 0,
+            sample_bytes: 0,
+            skipped: 0,
+            stall_s: 0.0,
+            stalls: Stalls::default(),
+            ..self
+        }
+    }
+
     /// The counters after the loader has ended: its window and resident samples are gone.
     pub fn ended(self) -> LoaderStats {
         LoaderStats {

@@ -43,6 +43,17 @@ pub struct ReadStats {
 }
 
 impl ReadStats {
+    /// Adds the commands that one reader has completed between `before` and `after`.
+    pub(crate) fn add(&mut self, before: ReadStats, after: ReadStats) {
+        let ReadStats { commands, bytes, places, repeated, corrupt, verified } = after;
+        self.commands += commands - before.commands;
+        self.bytes += bytes - before.bytes;
+        self.places = self.places.plus(&places.since(&before.places));
+        self.repeated += repeated - before.repeated;
+        self.corrupt += corrupt - before.corrupt;
+        self.verified += verified - before.verified;
+    }
+
     /// Adds these counters to `snapshot`. `by` is the kind of reader: `id` for reads by id or name, `loader` for
     /// loaders.
     pub fn measure(&self, by: &str, snapshot: &mut Snapshot) {

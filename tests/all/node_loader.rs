@@ -349,6 +349,43 @@ fn a_rank_moves_to_a_state_whose_order_has_other_lanes() {
 }
 
 #[test]
+fn counters_of_reads_go_on_when_a_rank_moves_and_when_its_loader_ends() {
+    let sets = Sets::new(19, &[200], 3_000);
+    let dataset = sets.open(0);
+    let of_epoch: u64 = sets.samples[0].iter().map(|bytes| bytes.len() as u64).sum();
+    let run = options(GROUPED, 5, 3);
+    let of_three = LoaderOptions { world_size: 3, ..run.clone() };
+    let other_lanes = dataset.loader(of_three).unwrap().state();
+    let rank = dataset.loader(on_node(&run, 0, (1, 1), &job())).unwrap();
+    let mut before = 0;
+    // Each move begins anew, so that each reads an epoch at least.
+    for passes in 1..=3 {
+        match passes {
+            1 => {}
+            2 => rank.set_epoch(2).unwrap(),
+            _ => rank.set_state(&other_lanes).unwrap(),
+        }
+        let mut batches = 0;
+        let until = Instant::now() + Duration::from_secs(120);
+        while batches < 40 || before < passes * of_epoch {
+            if batches < 40 {
+                batches += sets.read(&rank, 1).len();
+            } else {
+                thread::sleep(Duration::from_millis(5)); // they are published later
+            }
+            let bytes = rank.stats().read.bytes;
+            assert!(bytes >= before, "{bytes} bytes after {before}");
+            before = bytes;
+            assert!(Instant::now() < until, "{before} bytes in {passes} passes of {of_epoch}");
+        }
+    }
+    rank.close();
+    let done = rank.stats();
+    assert!(done.read.bytes >= before);
+    assert_eq!((done.batches, done.samples, done.window_bytes), (120, 600, 0));
+}
+
+#[test]
 fn batches_stay_as_they_are_behind_the_end_of_their_loader_and_of_the_owner() {
     let sets = Sets::new(15, &[400], 9_000);
     let dataset = sets.open(0);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::dataset::run_data::RunData;
 use crate::error::{Error, Result};
 use crate::order::State;
@@ -22,12 +24,13 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    /// Begins to read from `state`.
+    /// Begins to read from `state`. If this process reads for its node, `reads` gets the counters of these reads.
     pub(super) fn start(
         data: RunData,
         options: LoaderOptions,
         state: State,
         window: Option<Arc<Window>>,
+        reads: Arc<Mutex<LoaderStats>>,
     ) -> Result<Reading> {
         let Some(place) = options.node.clone() else {
             let options = LoaderOptions { resume: Some(state), ..options };
@@ -53,6 +56,7 @@ impl Reading {
                 let options = LoaderOptions { order, resume: Some(state), ..node_options.clone() };
                 data.prefetcher_in(options, Some(window))
             }),
+            reads,
         };
         let client = NodeClient::start(origin, (options, place), (directory, len), state)?;
         Ok(Reading::Node(Box::new(client)))
@@ -95,19 +99,11 @@ impl Reading {
         }
     }
 
+    /// The counters, without those of a node's reads.
     pub(super) fn stats(&self) -> LoaderStats {
         match self {
             Reading::Alone(alone) => alone.stats(),
             Reading::Node(node) => node.stats(),
-        }
-    }
-
-    /// The counters to keep when the run is moved. The process that reads for the node goes on, and keeps the
-    /// counters of its reads.
-    pub(super) fn moved(&self) -> LoaderStats {
-        match self {
-            Reading::Alone(alone) => alone.stats().ended(),
-            Reading::Node(node) => node.course.stats,
         }
     }
 

@@ -104,7 +104,8 @@ impl NodeClient {
             self.push(ToOwner::Release { entry: head.entry });
         }
         if state.order != self.course.state.order {
-            let NodeClient { origin, options, place, directory, .. } = self;
+            let NodeClient { origin, options, place, directory, link, owner, .. } = self;
+            drop((link, owner)); // first: the next owner counts on from its counters
             return NodeClient::start(origin, (options, place), (directory, len), state);
         }
         let mut client = NodeClient { course: Course::new(state), pending: None, ..self };
@@ -380,25 +381,11 @@ impl NodeClient {
         }
     }
 
-    /// The counters of this rank, with those of the reads of the whole node if this process reads for it.
+    /// The counters of this rank, without those of reads: [`Origin::reads`] has them.
     pub(crate) fn stats(&self) -> LoaderStats {
-        let of_node = self.owner.as_ref().map(NodeOwner::stats).unwrap_or_default();
-        let LoaderStats { batches, samples, sample_bytes, skipped, copied_bytes, stalls, .. } =
-            self.course.stats;
-        let stall_s = stalls.total().as_secs_f64();
         let link = self.link.as_ref();
         let registered_bytes = link.map_or(0, |link| link.window.registered_bytes());
-        LoaderStats {
-            batches,
-            samples,
-            sample_bytes,
-            skipped,
-            copied_bytes,
-            stalls,
-            stall_s,
-            registered_bytes: registered_bytes as u64,
-            ..of_node
-        }
+        LoaderStats { registered_bytes: registered_bytes as u64, ..self.course.stats }
     }
 
     /// The size of the window in bytes, which all ranks of the node share.

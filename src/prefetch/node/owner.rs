@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
-use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::buf::Pool;
@@ -17,7 +16,7 @@ use crate::cache::{Listener, is_same_user};
 use crate::error::{ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::walk::Head;
-use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
+use crate::prefetch::{LoaderOptions, Returns};
 use crate::process::{NotInherited, mark_ours, send_files};
 use crate::threads::{self, Fate, Thread};
 
@@ -37,7 +36,6 @@ pub(super) struct NodeOwner {
     threads: Vec<Thread>,
     /// The reason that a thread died.
     pub(super) fate: Fate,
-    stats: Arc<Mutex<LoaderStats>>,
 }
 
 impl NodeOwner {
@@ -58,7 +56,6 @@ impl NodeOwner {
         let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
         mark_ours(&bell);
         let stop = Arc::<AtomicBool>::default();
-        let stats = Arc::<Mutex<LoaderStats>>::default();
         let fate = Fate::default();
         let (commands, ordered) = unbounded();
         let (results, pulled) = unbounded();
@@ -72,7 +69,7 @@ impl NodeOwner {
             commands: ordered,
             results,
             bell: Arc::clone(&bell),
-            stats: Arc::clone(&stats),
+            past: origin.reads.lock().ended(),
             published: Instant::now(),
         };
         let seats = options.seats.unwrap_or(1);
@@ -106,12 +103,7 @@ impl NodeOwner {
             threads::start("dlfs-node-pull", &fate, puller, Puller::run)?,
             threads::start("dlfs-node", &fate, server, Server::run)?,
         ];
-        Ok(NodeOwner { stop, bell, threads, fate, stats })
-    }
-
-    /// The counters of the node's prefetcher.
-    pub(super) fn stats(&self) -> LoaderStats {
-        *self.stats.lock()
+        Ok(NodeOwner { stop, bell, threads, fate })
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct Origin {
     pub(crate) window: Arc<dyn Fn(OrderSpec) -> Result<Arc<Window>> + Send + Sync>,
     /// Starts the prefetcher at a state.
     pub(crate) open: Arc<dyn Fn(State, Arc<Window>) -> Result<Prefetcher> + Send + Sync>,
+    /// The counters of all reads of this process for its node, without deliveries and waits.
+    pub(crate) reads: Arc<Mutex<LoaderStats>>,
 }
 
 /// A command of the thread that serves clients.
@@ -85,14 +87,21 @@ pub(super) struct Puller {
     pub(super) results: Sender<Pulled>,
     /// Wakes the other thread.
     pub(super) bell: Arc<OwnedFd>,
-    /// The prefetcher's counters, as of `published`.
-    pub(super) stats: Arc<Mutex<LoaderStats>>,
+    /// The counters of earlier prefetchers, also of those of owners before this one.
+    pub(super) past: LoaderStats,
+    /// The time at which the counters were published.
     pub(super) published: Instant,
 }
 
 impl Puller {
     /// Executes commands until the other thread has ended.
     pub(super) fn run(&mut self) {
+        self.execute();
+        self.end_prefetcher();
+        self.publish();
+    }
+
+    fn execute(&mut self) {
         while let Some(command) = self.next_command() {
             let done = match command {
                 Command::Begin { run, position } => {
@@ -129,7 +138,7 @@ impl Puller {
         if (state.epoch.0, state.consumed) != (epoch, consumed) {
             state.move_to((Epoch(epoch), consumed), None);
         }
-        let begun = match self.prefetcher.take() {
+        let begun = match self.end_prefetcher() {
             Some(before) => before.restart(state)?,
             None => (self.origin.open)(state, Arc::clone(&self.window))?,
         };
@@ -169,11 +178,17 @@ impl Puller {
         Ok(Some(Answer::Batch(Box::new(entry))))
     }
 
+    /// Takes the prefetcher, if there is one, and keeps its counters.
+    fn end_prefetcher(&mut self) -> Option<Prefetcher> {
+        let prefetcher = self.prefetcher.take()?;
+        self.past = self.past.plus(prefetcher.stats().ended());
+        Some(prefetcher)
+    }
+
     /// Publishes the counters.
     fn publish(&mut self) {
-        if let Some(prefetcher) = &self.prefetcher {
-            *self.stats.lock() = prefetcher.stats();
-        }
+        let current = self.prefetcher.as_ref().map(Prefetcher::stats).unwrap_or_default();
+        *self.origin.reads.lock() = self.past.plus(current).of_reads();
         self.published = Instant::now();
     }
 }
