@@ -41,8 +41,11 @@ pub struct TierRooms {
 /// The plan that the owner follows: its own if no other process has sent one, otherwise the merged plans of all
 /// processes, which are given by connection number: see [`TierPlan::merge`].
 fn merged(plans: &HashMap<u64, Arc<TierPlan>>, units: &Units, rooms: &TierRooms) -> Arc<TierPlan> {
+    // A plan that was made while another process owned more tiers may name tiers that this process lacks.
+    let exists = |tier: u8| usize::from(tier) < rooms.pages.len();
+    let all_exist = |plan: &TierPlan| plan.copies.iter().all(|&(_, tier)| exists(tier));
     match plans.get(&OWN) {
-        Some(own) if plans.len() == 1 => Arc::clone(own),
+        Some(own) if plans.len() == 1 && all_exist(own) => Arc::clone(own),
         _ => {
             let plans: Vec<&TierPlan> = plans.values().map(|plan| &**plan).collect();
             Arc::new(TierPlan::merge(&plans, units, rooms))
@@ -410,5 +413,13 @@ mod tests {
         assert_eq!(copies(&plans), [(1, 0), (3, 0)]);
         plans.remove(&7);
         assert_eq!(copies(&plans), [(1, 0)]);
+    }
+
+    #[test]
+    fn a_plan_for_more_tiers_than_there_are_is_chosen_anew() {
+        let own = Arc::new(plan(&[(5, 1), (2, 0), (9, 1)], &[2]));
+        let plans = HashMap::from([(OWN, Arc::clone(&own))]);
+        assert_eq!(merged(&plans, &units(), &rooms(&[4, 8])), own);
+        assert_eq!(merged(&plans, &units(), &rooms(&[8])).copies, [(5, 0), (2, 0)]);
     }
 }
