@@ -32,8 +32,8 @@ impl Mix {
     /// The state in which a run with these options begins. Its image is the hash of the mixture's definition.
     ///
     /// # Errors
-    /// `InvalidArgument`: options that a mixture cannot have, or a state of another mixture; the error names the
-    /// difference.
+    /// `InvalidArgument`: options that a mixture cannot have, an epoch that no order has, or a state of another
+    /// mixture; the error names the difference.
     pub(crate) fn start_state(&self, options: &LoaderOptions) -> Result<State> {
         check(options)?;
         let order = options.order.started(options.world_size);
@@ -42,10 +42,16 @@ impl Mix {
             mixture: Some(Arc::clone(&self.spec)),
             ..State::start(self.hash().0, Generation(0), order).by_budget(options.budget.clone())
         };
-        let Some(state) = &options.resume else { return Ok(start) };
-        self.check_state(state, options)?;
-        let State { image, mixture, budget, .. } = start;
-        Ok(State { image, mixture, budget, ..state.clone() })
+        let start = match &options.resume {
+            Some(state) => {
+                self.check_state(state, options)?;
+                let State { image, mixture, budget, .. } = start;
+                State { image, mixture, budget, ..state.clone() }
+            }
+            None => start,
+        };
+        start.order.check_epoch(start.epoch)?;
+        Ok(start)
     }
 
     /// Checks that a run with these options can resume from `state`.

@@ -412,6 +412,11 @@ fn what_makes_no_mixture_is_refused_before_anything_is_read() {
     let local = dlfs::order::Sharding::Local;
     let options_local = LoaderOptions { sharding: local, ..options(GROUPED, 4, 1) };
     assert!(refused(options_local).contains("no local shares"));
+    let mut sampler = mixture.sampler(options(GROUPED, 4, u64::MAX)).unwrap();
+    let error = sampler.set_epoch(1 << 60).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    sampler.set_epoch(1 << 20).unwrap();
+    assert!(sampler.next(&mut Vec::new()).unwrap().is_some());
 }
 
 #[test]
