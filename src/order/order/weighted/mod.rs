@@ -113,7 +113,8 @@ impl Weights {
     ///
     /// # Errors
     /// A sample has no label. A label with a weight has no sample. A sample's label has no weight. A weight is
-    /// negative or not finite. And those of [`Weights::of_samples`].
+    /// negative or not finite, or not finite for all samples of its label together. And those of
+    /// [`Weights::of_samples`].
     pub fn of_labels(
         len: u64,
         labels: impl IntoIterator<Item = Option<i64>>,
@@ -324,6 +325,7 @@ pub fn not_one_each(given: u64, samples: u64) -> Error {
 fn relative(mut weights: Vec<f64>) -> Result<Vec<f64>> {
     let most = weights.iter().copied().fold(0.0, f64::max);
     ensure(most > 0.0, || ALL_ZERO)?;
+    ensure(most.is_finite(), || TOO_LARGE)?;
     weights.iter_mut().for_each(|weight| *weight /= most);
     Ok(weights)
 }
@@ -445,6 +447,7 @@ fn ln(x: f64) -> f64 {
 }
 
 const ALL_ZERO: &str = "no sample has a weight above 0, so none can be drawn";
+const TOO_LARGE: &str = "the weights of all samples of a label add up to more than any number";
 /// The most samples: entries of tables have 32 bits.
 const MAX_SAMPLES: u64 = u32::MAX as u64;
 

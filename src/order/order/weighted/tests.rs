@@ -264,6 +264,7 @@ fn weights_that_cannot_be_drawn_by_are_refused_with_the_sample_or_label() {
         (&labels, each(&[(1, 1.0), (-2, f64::NAN)]), "label -2 is NaN"),
         (&labels, each(&[(1, -1.0), (-2, 1.0)]), "label 1 is -1"),
         (&labels, each(&[(1, 0.0), (-2, 0.0)]), "no sample has a weight above 0"),
+        (&labels, each(&[(1, f64::MAX), (-2, 1.0)]), "add up to more than any number"),
     ] {
         assert!(refused(labels, &weights).contains(text), "{text}: {}", refused(labels, &weights));
     }
