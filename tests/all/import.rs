@@ -769,3 +769,36 @@ fn an_append_that_stopped_before_its_journal_leaves_nothing_to_resume() {
     let report = import::import(&paths(&second), &image, &options(Onto::Append), &connect, &mut ());
     assert_eq!(report.unwrap().live_samples, files.len() as u64 + 30);
 }
+
+#[test]
+fn a_stream_with_other_fields_than_the_image_is_refused_before_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let disks = Disks::new(1, 8 << 20);
+    let import = |name: &str, bytes: &[u8], onto| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let given = ImportOptions { placement: PlacementOrder::Source, ..options(onto) };
+        import_onto(&[path], &disks.devices(), &given, &mut ())
+    };
+    import("two.jsonl", b"{\"t\": \"a\", \"u\": \"b\"}\n", Onto::Empty).unwrap();
+    let before = disks.contents();
+    // More than one chunk: the first ones would be written before the end.
+    let line = format!("{{\"t\": \"{}\"}}\n", "w".repeat(10_000));
+    let error = import("one.jsonl", line.repeat(20).as_bytes(), Onto::Append).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("have the fields [t], those of the image [t, u]"), "{text}");
+    assert!(disks.contents() == before, "nothing was written");
+    // Samples of several files cannot be added to those of one field without a name.
+    import("a.tar.zst", &packed(&[member("a", b"one")]), Onto::Force).unwrap();
+    let before = disks.contents();
+    let group = ["b.jpg", "b.txt"].map(|name| member(name, name.as_bytes()));
+    let error = import("b.tar.zst", &packed(&group), Onto::Append).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
+    assert!(disks.contents() == before, "nothing was written");
+}
+
+/// A compressed archive, which is imported as it is decompressed.
+fn packed(members: &[Vec<u8>]) -> Vec<u8> {
+    zstd::encode_all(&[members.concat(), vec![0; 1024]].concat()[..], 1).unwrap()
+}

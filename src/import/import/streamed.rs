@@ -18,7 +18,8 @@ use crate::import::formats::{self, Encoder, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
-    ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, source_options, stopped,
+    ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, other_fields,
+    source_options, stopped,
 };
 use crate::import::points::{Points, listed_objects};
 use crate::import::prepare::{self, ImportState};
@@ -33,6 +34,7 @@ use crate::import::sources::{
 use dlfs_base::error::invalid;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
 use dlfs_format::format::columns::{ColumnTable, RowValues};
 use dlfs_format::format::{FieldTypes, OriginsBuilder, SampleMeta, fields};
 use dlfs_places::{Client, Object};
@@ -68,6 +70,9 @@ pub(super) fn run(
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let expansion = Expansion::new(options.max_expansion);
     let mut opened = open(found.files, &mut detected, checks, encoder, &origins, &expansion)?;
+    if let Some(image) = image {
+        opened.check_fields(detected.kind, image)?;
+    }
     if let Opened::Rows(rows) = &mut opened
         && !state.resumed
     {
@@ -110,9 +115,6 @@ pub(super) fn run(
     }
     let bad = found.bad.iter().chain(source.bad()).cloned().collect();
     let bad = checked_bad(bad, options)?;
-    if image.is_some_and(|image| image.fields() != source.fields()) {
-        return Err(invalid("samples of the stream have other fields than those of the image"));
-    }
     let mut file_counts: Vec<FileCount> =
         found.file_counts.0.into_iter().chain(source.appended()).collect();
     set_piped_bytes(&mut file_counts, source.piped_bytes());
@@ -183,6 +185,25 @@ impl Opened {
             Opened::Rows(rows) => rows.shards(),
             Opened::Other(_) => &[],
         }
+    }
+
+    /// Checks that samples have the fields of the image that they are appended to. Of an append, the fields are known
+    /// before the first sample: a group of files takes those of the image, if this has any.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: they have other fields.
+    fn check_fields(&self, kind: SourceKind, image: &Directory) -> Result<()> {
+        let fields = match self {
+            Opened::Rows(rows) => rows.fields(),
+            Opened::Other(samples) => samples.fields(),
+        };
+        if kind == SourceKind::WebDataset && image.fields().is_empty() {
+            return Err(invalid("samples of the source have fields, and those of the image none"));
+        }
+        if fields == image.fields() {
+            return Ok(());
+        }
+        Err(other_fields("source", fields, image.fields()))
     }
 
     /// All samples of the source.
