@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::import_support::disk::Disks;
 use crate::import_support::{StopAfter, contents, options, paths, tree};
+use crate::support::archives;
 use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::fields;
@@ -801,4 +802,36 @@ fn a_stream_with_other_fields_than_the_image_is_refused_before_it_is_written() {
 /// A compressed archive, which is imported as it is decompressed.
 fn packed(members: &[Vec<u8>]) -> Vec<u8> {
     zstd::encode_all(&[members.concat(), vec![0; 1024]].concat()[..], 1).unwrap()
+}
+
+#[test]
+fn an_import_that_only_lists_bad_entries_stops_when_asked_to() {
+    /// Stops once samples are written.
+    struct StopWriting(bool);
+    impl Progress for StopWriting {
+        fn stage(&mut self, stage: Stage, _: u64, _: u64) {
+            self.0 |= stage == Stage::Writing;
+        }
+        fn advance(&mut self, _: u64, _: u64) {}
+        fn stop(&mut self) -> bool {
+            self.0
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.tar.zst");
+    let file = |name| member(name, b"content");
+    let fifo = |name| archives::member(name, b'6', "", b"");
+    fs::write(&path, packed(&[fifo("0"), file("1"), file("2"), fifo("3")])).unwrap();
+    let given = ImportOptions { placement: PlacementOrder::Source, ..options(Onto::Empty) };
+    let refusal = |progress: &mut dyn Progress| {
+        let disks = Disks::new(1, 8 << 20);
+        let error = import_onto(std::slice::from_ref(&path), &disks.devices(), &given, progress)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
+        error.report()
+    };
+    let whole = refusal(&mut ());
+    assert!(whole.contains("2 entries of the source"), "{whole}");
+    let stopped = refusal(&mut StopWriting(false));
+    assert!(stopped.contains("1 entries of the source"), "{stopped}");
 }

@@ -137,7 +137,7 @@ pub(super) fn open_source(
     }
     let source = Source::index_found(found, indexing)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
-        return Err(BadEntries(all_bad(&source)).into_error());
+        return Err(BadEntries(all_bad(&source, progress)).into_error());
     }
     Ok(OpenSource::Indexed(Box::new(source)))
 }
@@ -169,13 +169,14 @@ pub(super) fn find_sources(
     Ok(found)
 }
 
-/// All bad entries of a refused source. Some are found only by reading the payloads.
-fn all_bad(source: &Source) -> Vec<BadEntry> {
+/// All bad entries of a refused source. Some are found only by reading the payloads: those that are found until
+/// `progress` asks to stop.
+fn all_bad(source: &Source, progress: &mut dyn Progress) -> Vec<BadEntry> {
     let mut bad = source.index().bad.clone();
     if source.kind() == SourceKind::TfRecord {
         let mut reader = source.reader();
         let mut piece = vec![0; PIECE_BYTES];
-        for row in 0..source.index().len() {
+        for row in (0..source.index().len()).take_while(|_| !progress.stop()) {
             for payload in source.index().payloads(row) {
                 if let Err(PieceError::Bad(reason)) =
                     reader.read_in_pieces(row, &payload, &mut Discard(&mut piece))

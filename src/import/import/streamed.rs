@@ -112,6 +112,9 @@ pub(super) fn run(
         import.only_lists_bad = options.on_error == OnError::Stop && !source.bad().is_empty();
         import.take(&sample, &mut *source)?;
         source.give_back(sample);
+        if import.only_lists_bad && import.progress.stop() {
+            break; // the error lists the bad entries so far
+        }
     }
     let bad = found.bad.iter().chain(source.bad()).cloned().collect();
     let bad = checked_bad(bad, options)?;
