@@ -33,6 +33,7 @@ pub struct ShardImage {
 pub fn assemble(set: &Arc<ShardSet>, indexes: Vec<ShardIndex>) -> Result<ShardImage> {
     let all_names =
         || indexes.iter().flat_map(|index| (0..index.len()).map(|at| index.name(at))).collect();
+    indexes.iter().for_each(|index| set.shards.add_folders(&index.folders));
     let folders = set.shards.folder_classes(all_names);
     let runs = indexes.iter().flat_map(|index| index.runs()).filter(|run| run.samples > 1);
     let longest = runs.map(|run| run.len_bytes).max().unwrap_or(0);

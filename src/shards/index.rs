@@ -7,7 +7,8 @@
 //! |---------|----------|-------------------------------------------------------------------------------|
 //! | 0..8    | magic    | `DLFSSHIX`                                                                    |
 //! | 8..12   | version  | 1, little-endian                                                              |
-//! | ..      | head     | fields, types, classes, bad entries, runs and pages: a string of JSON         |
+//! | ..      | head     | fields, types, classes, bad entries, runs, pages and empty folders: a string  |
+//! |         |          | of JSON                                                                       |
 //! | ..      | prefix   | the common prefix of all names: a string                                      |
 //! | ..      | samples  | number of samples; for each: rest of its name (a string), length of its record |
 //! |         |          | in bytes, CRC32C (4 bytes, little-endian), label code, offset                 |
@@ -42,6 +43,8 @@ pub struct ShardIndex {
     pub classes: Vec<Vec<u8>>,
     /// The entries that cannot be read.
     pub bad: Vec<BadSample>,
+    /// The folders of a plain archive that no sample followed; they are classes, too.
+    pub(crate) folders: Vec<Vec<u8>>,
     runs: Vec<Run>,
     /// The data pages of a Parquet file whose rows are read alone or from within row groups: offsets in bytes, and
     /// numbers of values.
@@ -74,6 +77,8 @@ struct Head<'a> {
     runs: Cow<'a, [Run]>,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     pages: Cow<'a, [(u64, u64)]>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    folders: Cow<'a, [Vec<u8>]>,
 }
 
 /// Consecutive samples that are decoded together.
@@ -254,6 +259,7 @@ impl ShardIndex {
             bad: Cow::Borrowed(&self.bad),
             runs: Cow::Borrowed(&self.runs),
             pages: Cow::Borrowed(&self.pages),
+            folders: Cow::Borrowed(&self.folders),
         };
         let head = serde_json::to_vec(&head).expect("names, numbers and texts are JSON");
         let names: Vec<Vec<u8>> = (0..self.len()).map(|sample| self.name(sample)).collect();
@@ -310,8 +316,13 @@ impl ShardIndex {
             bad: head.bad.into_owned(),
             runs: head.runs.into_owned(),
             pages: head.pages.into_owned(),
+            folders: head.folders.into_owned(),
             ..ShardIndex::default()
         };
+        let is_wrong = |name: &Vec<u8>| name.len() > MAX_NAME_BYTES || name.contains(&0);
+        if index.folders.iter().any(is_wrong) {
+            return Err(damaged("a folder's name is too long, or holds a NUL".to_owned()));
+        }
         index.read_samples(&mut from)?;
         index.count_runs().map_err(|what| damaged(what.to_owned()))?;
         index.has_row_pages = index.is_worth_pages(&index.pages);
@@ -438,6 +449,7 @@ mod tests {
         }
         index.describe(&[b"jpg".to_vec(), b"cls".to_vec()], &FieldTypes::default(), &[]);
         index.bad.push(BadSample { text: "a: name appears twice".to_owned(), is_newer: false });
+        index.folders = vec![b"empty".to_vec()];
         index
     }
 
@@ -456,7 +468,7 @@ mod tests {
                 (read.runs(), &read.bad, &read.offsets),
                 (kept.runs(), &kept.bad, &kept.offsets)
             );
-            assert_eq!(read.fields, kept.fields);
+            assert_eq!((read.fields, read.folders), (kept.fields, kept.folders));
         }
         let bytes = index(11).encode();
         assert_eq!(bytes.windows(6).filter(|at| at == b"shard/").count(), 1);

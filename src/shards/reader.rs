@@ -106,6 +106,7 @@ impl ShardReader<'_> {
         self.set.shards.check(self.shard)?;
         let (fields, types) = self.set.shards.layout()?;
         self.index.describe(fields, types, self.stream.classes());
+        self.index.folders = self.stream.folders().to_vec();
         self.index.set_pages(self.set.shards.pages(self.shard));
         Ok(self.index)
     }

@@ -4,10 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use crate::import_support::options;
+use crate::support::archives::{archive, member};
 use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions, class_names};
 use dlfs::import::{ImportOptions, Onto, RowOptions, import};
 use dlfs::qpair::ConnectOptions;
+use dlfs::shards::ShardOptions;
 
 /// The label of each sample, by name.
 type Labels = Vec<(String, Option<i64>)>;
@@ -18,7 +20,12 @@ fn imported(source: &Path, given: &ImportOptions) -> dlfs::Result<(Vec<String>, 
     let address = Address::from_path(&path);
     let sources = [source.to_path_buf()];
     import(&sources, std::slice::from_ref(&address), given, &ConnectOptions::default(), &mut ())?;
-    let image = Image::open(&[address], &OpenOptions::default())?;
+    opened(address, &OpenOptions::default())
+}
+
+/// The classes and labels of a data set, as [`imported`] returns them.
+fn opened(address: Address, options: &OpenOptions) -> dlfs::Result<(Vec<String>, Labels)> {
+    let image = Image::open(&[address], options)?;
     image.load_names()?;
     let directory = image.directory();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -100,4 +107,27 @@ fn a_class_that_is_not_given_is_refused() {
     let names = dir.path().join("names.txt");
     let error = class_names(names.as_os_str(), &ConnectOptions::default()).unwrap_err();
     assert!(error.report().contains("line 2 is empty"), "{}", error.report());
+}
+
+#[test]
+fn an_empty_folder_of_an_archive_is_a_class_of_its_import_and_of_its_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = |name| member(name, b'5', "", b"");
+    let file = |name| member(name, b'0', "", b"content");
+    let tar = archive(
+        dir.path(),
+        "a.tar",
+        &[folder("top/"), folder("top/0/"), folder("top/a/"), file("top/a/1"), file("top/c/2")],
+    );
+    let expected = imported(&tar, &options(Onto::Empty)).unwrap();
+    assert_eq!(expected.0, ["0", "a", "c"]);
+    let labels: Labels = vec![("top/a/1".to_owned(), Some(1)), ("top/c/2".to_owned(), Some(2))];
+    assert_eq!(expected.1, labels);
+    let kept = dir.path().join("kept");
+    for _ in 0..2 {
+        // The second time, by the indexes that the first has kept.
+        let shards = ShardOptions { index: Some(kept.clone()), ..ShardOptions::default() };
+        let options = OpenOptions { shards: Some(shards), ..OpenOptions::default() };
+        assert_eq!(opened(Address::from_path(&tar), &options).unwrap(), expected);
+    }
 }

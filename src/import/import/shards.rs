@@ -1,11 +1,12 @@
 //! The shards of a source, each decoded alone: for readers that take shards as they are, without an import.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::checked::{Checked, Checks};
@@ -53,6 +54,8 @@ pub struct Shards {
     layout: OnceLock<(Vec<Vec<u8>>, FieldTypes)>,
     /// The typed columns whose values come from fields. Set by the first sample.
     field_columns: OnceLock<FieldColumns>,
+    /// The folders of plain archives that no sample followed, as far as readers have told them.
+    folders: Mutex<BTreeSet<Vec<u8>>>,
 }
 
 impl Shards {
@@ -106,6 +109,7 @@ impl Shards {
             bad: found.bad,
             layout: OnceLock::new(),
             field_columns: OnceLock::new(),
+            folders: Mutex::default(),
         })
     }
 
@@ -182,6 +186,12 @@ impl Shards {
         if let Some(rows) = &self.rows {
             rows.pages(number).lock().extend(pages.iter().copied());
         }
+    }
+
+    /// Adds [`folders`](SampleStream::folders) of a shard that was read to its end, for
+    /// [`folder_classes`](Self::folder_classes).
+    pub fn add_folders(&self, folders: &[Vec<u8>]) {
+        self.folders.lock().extend(folders.iter().cloned());
     }
 
     /// Sets the layout that was found before, by another process.
@@ -269,7 +279,8 @@ impl Shards {
     pub fn folder_classes(&self, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<FolderClasses> {
         let is_plain = self.kind() == SourceKind::Tar && !self.are_objects();
         let names = is_plain.then(names)?;
-        let found = folder_classes(names.iter().map(Vec::as_slice));
+        let folders = self.folders.lock().clone();
+        let found = folder_classes(names.iter().map(Vec::as_slice), folders);
         Some(found).filter(|(classes, _)| !classes.is_empty())
     }
 }

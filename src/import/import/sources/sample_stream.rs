@@ -43,6 +43,11 @@ pub trait SampleStream {
         self.inner().map_or(&[], |inner| inner.found_classes())
     }
 
+    /// The folders of plain archives so far that no sample followed. They count as classes, too.
+    fn folders(&self) -> &[Vec<u8>] {
+        self.inner().map_or(&[], |inner| inner.folders())
+    }
+
     /// The next sample; `None` at the end.
     ///
     /// # Errors

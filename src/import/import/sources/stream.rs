@@ -22,7 +22,7 @@ use super::inputs::{Inputs, Stream};
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::source_kind::SourceKind;
 use super::spool::is_stream;
-use super::tar::{Judge, key_and_field, parse_label, undecided};
+use super::tar::{Judge, first_below, key_and_field, parse_label, undecided};
 use super::tar_members::{Member, MemberKind, Members};
 use dlfs_base::{Error, ErrorKind, Result};
 
@@ -59,6 +59,8 @@ pub struct StreamSource {
     stream_names: HashSet<u128>,
     /// Set while the current stream is the first one and was resumed: `names` are then all of this stream.
     is_resumed_first: bool,
+    /// The folders of plain archives so far, without those that samples in them followed.
+    folders: Vec<Vec<u8>>,
     bad: Vec<BadEntry>,
     spare: SpareBuffers,
     /// Length in bytes above which a file is read in pieces.
@@ -121,6 +123,9 @@ impl StreamSource {
     /// Adds a member; returns the sample that it completes.
     fn take(&mut self, member: &Member) -> Option<StreamSample> {
         if member.kind == MemberKind::Folder {
+            if !self.judge.grouped {
+                self.folders.extend(self.judge.folder_name(member));
+            }
             return None;
         }
         self.try_take(member).unwrap_or_else(|reason| {
@@ -230,6 +235,11 @@ impl StreamSource {
         if self.judge.numbered {
             return Some(sample); // names of records are distinct
         }
+        // A folder comes just before what is in it, so this leaves few that are not empty.
+        while self.folders.last().is_some_and(|folder| first_below(&sample.name, folder).is_some())
+        {
+            self.folders.pop();
+        }
         let hash = xxh3_128(&sample.name);
         let is_of_this_stream = !self.stream_names.insert(hash);
         let is_of_another = !self.is_resumed_first && self.names.contains(&hash);
@@ -275,6 +285,10 @@ impl StreamSource {
 impl SampleStream for StreamSource {
     fn fields(&self) -> &[Vec<u8>] {
         self.fields.as_deref().unwrap_or_default()
+    }
+
+    fn folders(&self) -> &[Vec<u8>] {
+        &self.folders
     }
 
     fn give_back(&mut self, sample: StreamSample) {

@@ -84,6 +84,12 @@ impl Judge {
         self.pairs.iter_mut().for_each(|pairs| pairs.last = None);
     }
 
+    /// The name of a folder whose subfolders or files may be classes; `None`: the folder is left out.
+    pub(super) fn folder_name(&self, folder: &Member) -> Option<Vec<u8>> {
+        let is_taken = self.hidden || !is_dropping(&folder.name);
+        clean_name(&folder.name).ok().filter(|_| is_taken)
+    }
+
     /// The first pair found, which shows that the archive is not a plain one.
     pub(super) fn pair(&self) -> Option<&Pair> {
         self.pairs.as_ref()?.found.as_ref()
@@ -303,9 +309,7 @@ impl MemberIndexer {
     fn take(&mut self, member: &Member) -> Result<bool, BadReason> {
         let MemberIndexer { judge, index, container, .. } = self;
         if member.kind == MemberKind::Folder {
-            if (judge.hidden || !is_dropping(&member.name))
-                && let Ok(name) = clean_name(&member.name)
-            {
+            if let Some(name) = judge.folder_name(member) {
                 self.folders.entry(name).or_insert(false);
             }
             return Ok(false);
@@ -455,7 +459,7 @@ fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64
 }
 
 /// The name of the subfolder of `above` that is, or contains, `folder`; `None` if `folder` is not beneath `above`.
-fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
+pub(super) fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
     let rest = match above {
         [] => folder,
         _ => folder.strip_prefix(above)?.strip_prefix(b"/")?,
@@ -474,10 +478,17 @@ fn class_of(name: &[u8], above: &[u8], classes: &[Vec<u8>]) -> Option<i64> {
 /// The names of classes, and the class of each file.
 pub type FolderClasses = (Vec<Vec<u8>>, Vec<Option<i64>>);
 
-/// The classes of the files of plain archives, as an import finds them.
-pub(crate) fn folder_classes<'n>(names: impl Iterator<Item = &'n [u8]> + Clone) -> FolderClasses {
+/// The classes of the files of plain archives, as an import finds them. `folders`: further folders of the archives,
+/// without files.
+pub(crate) fn folder_classes<'n>(
+    names: impl Iterator<Item = &'n [u8]> + Clone,
+    folders: impl IntoIterator<Item = Vec<u8>>,
+) -> FolderClasses {
     let mut indexer = MemberIndexer::default();
     names.clone().for_each(|name| indexer.note_folder_of(name));
+    for folder in folders {
+        indexer.folders.entry(folder).or_insert(false);
+    }
     let (above, classes) = indexer.classes();
     let labels = names.map(|name| class_of(name, &above, &classes)).collect();
     (classes, labels)
