@@ -1,7 +1,8 @@
 //! Kept indexes of shards: files of a folder, or objects of a store, which the processes of a job share.
 //!
 //! One process makes each index. In a folder, it holds a file lock meanwhile. A store has no locks: processes begin at
-//! different shards, and if two make the same index nevertheless, the first object created stays.
+//! different shards, and if two make the same index nevertheless, the first object created stays. Nor have some file
+//! systems: there, each process writes a file of its own, and the last one that is complete stays.
 //!
 //! A store also has *packs*: the indexes of all shards of a source in one object, so that one request loads them. Each
 //! packed index is kept in a separate object, too, so a pack that is damaged, or made of other shards, only costs
@@ -26,7 +27,7 @@ use rustix::io::Errno;
 use crate::index::ShardIndex;
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::threads::map_at_once;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_format::format::cursor::{Cursor, put_string};
 use dlfs_places::{Client, Object, Place, PlaceOptions};
 
@@ -58,9 +59,9 @@ pub struct KeptObjects {
 /// The right to make an index. It ends when this value is dropped, or with the process.
 #[derive(Debug)]
 pub enum Making<'a> {
-    /// The exclusive right to make a file.
+    /// The right to make a file: exclusive, unless the file system has no locks.
     File {
-        /// The file at `part`; this process holds its lock.
+        /// The file at `part`; this process holds its lock, or no other process knows it.
         file: File,
         /// Path of the index while it is incomplete.
         part: PathBuf,
@@ -146,8 +147,9 @@ impl KeptIndexes {
             Err(Errno::WOULDBLOCK) => Ok(None),
             // Between opening and locking it, another process has renamed or removed the file.
             Ok(()) if !is_at(&file, &part).map_err(named)? => Ok(None),
+            Ok(()) => Ok(Some(Making::File { file, part, path })),
             // On a file system without locks, two processes may make the same index.
-            Ok(()) | Err(_) => Ok(Some(Making::File { file, part, path })),
+            Err(_) => Making::without_lock(path).map(Some),
         }
     }
 
@@ -254,6 +256,14 @@ impl KeptObjects {
 }
 
 impl Making<'_> {
+    /// The right to make the index at `path` in a file of another name than all other processes have.
+    fn without_lock(path: PathBuf) -> Result<Making<'static>> {
+        let part = path.with_extension(format!("{:016x}.part", random::number()?));
+        let file = OpenOptions::new().write(true).create_new(true).open(&part);
+        let file = file.map_err(|error| Error::from(error).path(&part))?;
+        Ok(Making::File { file, part, path })
+    }
+
     /// Keeps the index, whole or not at all.
     ///
     /// # Errors
@@ -399,6 +409,20 @@ mod tests {
             }
         };
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(make))));
+    }
+
+    #[test]
+    fn processes_without_locks_may_make_the_same_index() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = KeptIndexes::Folder(folder.path().to_path_buf());
+        let path = folder.path().join(name_of(7));
+        let [first, second] = [0, 1].map(|_| Making::without_lock(path.clone()).unwrap());
+        for making in [first, second] {
+            making.end(&ShardIndex::default()).unwrap();
+            assert_eq!(kept.load(7).unwrap(), Some(ShardIndex::default()));
+        }
+        Making::without_lock(path).unwrap().give_back();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the index alone");
     }
 
     proptest! {
