@@ -11,6 +11,7 @@ use crate::import_support::disk::{Disks, Failure};
 use crate::import_support::{Random, contents, options, paths, tree};
 use crate::support::alone::again;
 use crate::support::disk::SmallDisk;
+use crate::support::faults::{Fault, Faulty, Rule};
 use dlfs::ErrorKind;
 use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions};
@@ -20,7 +21,7 @@ use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs::import::{self, Label, NewSample, Onto, WriteOrder, WriteReport, Writer, WriterOptions};
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::{self, ConnectOptions, Device, IoError};
+use dlfs::qpair::{self, ConnectOptions, Device, IoError, IoOp};
 use dlfs::units::SampleId;
 
 const ORDERS: [WriteOrder; 3] =
@@ -356,6 +357,38 @@ fn whichever_write_or_flush_fails_the_previous_generation_stays_and_can_be_appen
             assert!(contents(&disks.devices()).unwrap() == samples(0..300), "{text}");
         }
     }
+}
+
+#[test]
+fn a_generation_keeps_its_bytes_if_the_last_flush_of_its_commit_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let address = Address::from_path(&path);
+    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let first =
+        Writer::create(std::slice::from_ref(&address), of(Onto::Empty, ORDERS[0]), &connect);
+    write(first.unwrap(), 50).unwrap();
+    let start = fs::read(&path).unwrap();
+    let mut visible = 0;
+    for flushes in 0.. {
+        fs::write(&path, &start).unwrap();
+        let device = Faulty::new(qpair::open(&address, &connect).unwrap());
+        for (times, fault) in [(flushes, Fault::Delay { polls: 0 }), (u32::MAX, Fault::Os(28))] {
+            device.add(Rule { op: IoOp::Flush, blocks: 0..u64::MAX, times, fault });
+        }
+        let device: Arc<dyn Device> = Arc::new(device);
+        let writer = Writer::create_on(std::slice::from_ref(&device), of(Onto::Append, ORDERS[0]));
+        let result = writer.and_then(|writer| write(writer, 50));
+        drop(device);
+        let found = contents(&file(&path)).unwrap();
+        if result.is_ok() {
+            assert_eq!(found, samples(0..100));
+            break;
+        }
+        visible += u32::from(found.len() == 100);
+        assert_eq!(found, samples(0..if found.len() == 100 { 100 } else { 50 }));
+    }
+    assert!(visible > 0, "no flush failed behind the superblock");
 }
 
 #[test]

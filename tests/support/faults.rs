@@ -159,6 +159,10 @@ impl Device for Faulty {
         self.inner.grow(len_bytes)
     }
 
+    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+        self.inner.trim(unused, len_bytes)
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

@@ -89,7 +89,8 @@ pub(super) fn run(options: &WriterOptions, open: Open, thread: &Thread) -> Resul
     or_remove(|created| write_all(options, &open(options.image.onto, created)?, thread))
 }
 
-/// Takes the lease, and writes the image on open namespaces. After a failure, gives files their old length.
+/// Takes the lease, and writes the image on open namespaces. After a failure, gives files their old length, unless the
+/// generation may be committed: its superblock is written, and only the flush behind it failed.
 fn write_all(
     options: &WriterOptions,
     devices: &[Arc<dyn Device>],
@@ -101,8 +102,11 @@ fn write_all(
     let lengths: Vec<u64> = devices.iter().map(|device| device.namespace().len_bytes()).collect();
     let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
     let lease = Lease::take(&media, options.image.lease)?;
-    let result = lease.explain(write_leased(options, media, &lease, thread));
-    if result.is_err() && lease.check().is_ok() {
+    let newest = || media.channel().superblocks(0).map(|copies| copies.newest().copied());
+    let before = newest().ok();
+    let result = lease.explain(write_leased(options, media.clone(), &lease, thread));
+    let is_uncommitted = || newest().is_ok_and(|now| now.is_none() || Some(now) == before);
+    if result.is_err() && lease.check().is_ok() && is_uncommitted() {
         for (device, len_bytes) in devices.iter().zip(lengths) {
             // Files get their old length again. No reader uses the bytes after it.
             let _ = device.trim(&[], len_bytes);
