@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -252,7 +252,7 @@ impl Shards {
                 let part_end = part_end.or(is_part.then_some(u64::MAX));
                 let part_rows = end.map(|end| end.record.saturating_sub(from.record));
                 let part_rows = part_rows.or(ahead_bytes.map(|_| 1));
-                is_packed.store(has_packed_name(&self.files[number]), Ordering::Relaxed);
+                is_packed.store(has_packed_name(&self.files[number].path), Ordering::Relaxed);
                 Box::new(rows.alone(number, from, (part_end, part_rows), expansion)?)
             }
             None => {
@@ -339,8 +339,29 @@ fn listed(file: &FoundFile) -> Result<Shard> {
     Ok(Shard { path, name: name.clone(), len_bytes, stamp })
 }
 
-/// Returns whether a file of rows has the name of a compressed one.
-fn has_packed_name(file: &FoundFile) -> bool {
-    let name = file.path.as_os_str().as_bytes();
-    [&b".gz"[..], b".zst", b".zstd", b".bz2", b".xz"].iter().any(|end| name.ends_with(end))
+/// Returns whether a file of rows has the name of a compressed one. LitData puts the kind before its ending:
+/// `.zstd.bin` or, with a level, `.zstd:4.bin`.
+fn has_packed_name(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let name = match name.strip_suffix(b".bin") {
+        Some(name) => name.split(|byte| *byte == b':').next().unwrap_or_default(),
+        None => name,
+    };
+    let ends = [&b".gz"[..], b".gzip", b".zst", b".zstd", b".bz2", b".xz"];
+    ends.iter().any(|end| name.ends_with(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_compressed_files_of_rows() {
+        for name in ["a.jsonl.gz", "shard.00000.mds.zstd", "chunk-0-0.zstd.bin", "c.zstd:4.bin"] {
+            assert!(has_packed_name(&Path::new("s3://bucket/rows").join(name)), "{name}");
+        }
+        for name in ["a.jsonl", "shard.00000.mds", "chunk-0-0.bin", "part-0.zstd.parquet"] {
+            assert!(!has_packed_name(&Path::new("/data/rows.gz").join(name)), "{name}");
+        }
+    }
 }
