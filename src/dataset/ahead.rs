@@ -81,6 +81,8 @@ struct Window<T> {
     following: HashSet<SampleId>,
     /// Bytes of the samples in the window.
     bytes: u64,
+    /// Files of a sample. A program asks for the sample once for each.
+    num_files: u32,
     /// The window is full at this many bytes or samples.
     most_bytes: u64,
     most_samples: usize,
@@ -111,9 +113,11 @@ struct Kept<T> {
     id: SampleId,
     /// Bytes of the sample.
     len: u64,
-    value: T,
-    /// True once the value was handed out.
-    is_taken: bool,
+    /// `None`: no value could be made. The entry takes up room all the same: otherwise the window would never be full,
+    /// and the thread would read on without end.
+    value: Option<T>,
+    /// How often the sample was asked for while it was here.
+    num_taken: u32,
     /// The number of the next entry of the same sample: near the end of an epoch, the window has entries of
     /// two epochs.
     again: Option<u64>,
@@ -130,9 +134,9 @@ enum End {
 }
 
 impl<T: Clone + Send + 'static> Ahead<T> {
-    /// Starts readahead. `make` makes the value that is handed out, from a sample at an index of a batch; a
-    /// sample for which it returns `None` is not kept. At most `most_samples` are kept at a time, or one batch if
-    /// that is more.
+    /// Starts readahead. `make` makes the value that is handed out, from a sample at an index of a batch; of a
+    /// sample for which it returns `None`, nothing is handed out. At most `most_samples` are kept at a time, or one
+    /// batch if that is more.
     ///
     /// # Errors
     /// `InvalidArgument`: the order belongs to another image. Errors of [`Dataset::loader`] and of starting a thread.
@@ -155,6 +159,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             coming: HashSet::new(),
             following: ids.into_iter().collect(),
             bytes: 0,
+            num_files: dataset.directory().fields().len().max(1) as u32, // at most 65,535
             asked: 0,
             missed: VecDeque::new(),
             awaited: HashSet::new(),
@@ -275,9 +280,7 @@ impl<T: Clone> Shared<T> {
                 let window = self.window.lock();
                 let Some(mut window) = self.with_room(window) else { return End::Stopped };
                 window.coming.remove(&id);
-                if let Some(value) = made {
-                    window.keep(id, len, value);
-                }
+                window.keep(id, len, made);
                 self.changed.notify_all();
             }
         }
@@ -299,14 +302,16 @@ impl<T: Clone> Shared<T> {
 }
 
 impl<T: Clone> Window<T> {
-    /// A copy of the sample's value if the sample is in the window, whose entry is then taken; otherwise counts a miss.
+    /// A copy of the sample's value if the sample is in the window, whose entry is then taken; otherwise, or if it has
+    /// no value, counts a miss.
     fn take(&mut self, id: SampleId) -> Option<T> {
         self.asked += 1;
         while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MAX_MISSES) {
             self.missed.pop_front();
         }
+        let num_files = self.num_files;
         while let Some(again) =
-            self.entry(id).filter(|kept| kept.is_taken).and_then(|kept| kept.again)
+            self.entry(id).filter(|kept| kept.num_taken >= num_files).and_then(|kept| kept.again)
         {
             self.entries.insert(id, again);
         }
@@ -316,11 +321,14 @@ impl<T: Clone> Window<T> {
             self.missed.push_back((id, self.asked));
             return None;
         };
-        kept.is_taken = true;
+        kept.num_taken = kept.num_taken.saturating_add(1);
         let value = kept.value.clone();
-        (self.misses, self.searches) = (0, 0);
-        self.stats.hits += 1;
-        Some(value)
+        (self.misses, self.searches) = (0, 0); // also without a value: the program is here
+        match value {
+            Some(_) => self.stats.hits += 1,
+            None => self.stats.misses += 1,
+        }
+        value
     }
 
     /// The entry of the sample that [`Window::entries`] names.
@@ -343,7 +351,7 @@ impl<T: Clone> Window<T> {
     /// Keeps the value of a sample that was read ahead; drops it instead if the program has read the sample itself, or
     /// while the program's position is sought. Dropped samples need no room, so a thread that has fallen behind catches
     /// up.
-    fn keep(&mut self, id: SampleId, len: u64, value: T) {
+    fn keep(&mut self, id: SampleId, len: u64, value: Option<T>) {
         let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
         let is_awaited = self.awaited.contains(&id);
         if is_missed || is_awaited {
@@ -367,7 +375,7 @@ impl<T: Clone> Window<T> {
             let Some(kept) = self.kept.get_mut((before - self.first) as usize) else { break };
             before = *kept.again.get_or_insert(number);
         }
-        self.kept.push_back(Kept { id, len, value, is_taken: false, again: None });
+        self.kept.push_back(Kept { id, len, value, num_taken: 0, again: None });
         self.bytes += len;
         self.stats.samples += 1;
         self.stats.bytes += len;
@@ -378,10 +386,10 @@ impl<T: Clone> Window<T> {
         self.bytes >= self.most_bytes || self.kept.len() >= self.most_samples
     }
 
-    /// Drops entries of a full window, the oldest first, until there is room: an entry that is taken, or while an entry
-    /// in the newer half of the window is taken, since the program has then skipped the older ones. Drops all entries
-    /// and begins a search if the window is still full and the program asks only for other samples. Returns whether
-    /// there is room.
+    /// Drops entries of a full window, the oldest first, until there is room: an entry that is taken for each of its
+    /// files, or while an entry in the newer half of the window is taken, since the program has then skipped the older
+    /// ones. Drops all entries and begins a search if the window is still full and the program asks only for other
+    /// samples. Returns whether there is room.
     fn make_room(&mut self) -> bool {
         if self.skipped.is_some_and(|skipped| skipped > MAX_SKIPPED) {
             self.searches = MAX_SEARCHES;
@@ -389,14 +397,14 @@ impl<T: Clone> Window<T> {
         }
         while self.is_full() {
             let half = self.kept.len() / 2;
-            let is_taken = self.kept.front().is_some_and(|kept| kept.is_taken);
-            if !is_taken && !self.kept.iter().skip(half).any(|kept| kept.is_taken) {
+            let is_done = self.kept.front().is_some_and(|kept| kept.num_taken >= self.num_files);
+            if !is_done && !self.kept.iter().skip(half).any(Kept::is_taken) {
                 break;
             }
             self.drop_first();
         }
         // If a thread of the program waits for an entry, nothing is dropped until it has woken up and taken the entry.
-        let is_awaited = |kept: &Kept<T>| !kept.is_taken && self.awaited.contains(&kept.id);
+        let is_awaited = |kept: &Kept<T>| !kept.is_taken() && self.awaited.contains(&kept.id);
         if self.is_full() && self.misses >= MAX_MISSES && !self.kept.iter().any(is_awaited) {
             (0..self.kept.len()).for_each(|_| self.drop_first());
             self.misses = 0;
@@ -414,7 +422,7 @@ impl<T: Clone> Window<T> {
     fn drop_first(&mut self) {
         let Some(kept) = self.kept.pop_front() else { return };
         self.bytes -= kept.len;
-        self.stats.unused += u64::from(!kept.is_taken);
+        self.stats.unused += u64::from(!kept.is_taken());
         if self.entries.get(&kept.id) == Some(&self.first) {
             match kept.again {
                 Some(again) => self.entries.insert(kept.id, again),
@@ -422,6 +430,13 @@ impl<T: Clone> Window<T> {
             };
         }
         self.first += 1;
+    }
+}
+
+impl<T> Kept<T> {
+    /// Returns whether the program has asked for the sample since it is here.
+    fn is_taken(&self) -> bool {
+        self.num_taken > 0
     }
 }
 
@@ -447,6 +462,7 @@ mod tests {
             coming: HashSet::new(),
             following: HashSet::new(),
             bytes: 0,
+            num_files: 1,
             asked: 0,
             missed: VecDeque::new(),
             awaited: HashSet::new(),
@@ -463,7 +479,7 @@ mod tests {
     fn fill(window: &mut Window<u64>, ids: &mut std::ops::RangeFrom<u64>) {
         while window.make_room() {
             let id = ids.next().unwrap_or(0);
-            window.keep(SampleId(id), 1, id);
+            window.keep(SampleId(id), 1, Some(id));
         }
     }
 
@@ -520,7 +536,7 @@ mod tests {
         (0..30).for_each(|id| assert_eq!(window.take(SampleId(id)), None));
         for id in 0..40 {
             assert!(window.make_room(), "sample {id} has room without a wait");
-            window.keep(SampleId(id), 1, id);
+            window.keep(SampleId(id), 1, Some(id));
         }
         (30..40).for_each(|id| assert_eq!(window.take(SampleId(id)), Some(id)));
         assert_eq!((window.stats.unused, window.stats.misses), (30, 30));
@@ -528,7 +544,7 @@ mod tests {
         window.take(SampleId(100));
         (0..=MAX_MISSES).for_each(|_| _ = window.take(SampleId(39)));
         window.make_room();
-        window.keep(SampleId(100), 1, 100);
+        window.keep(SampleId(100), 1, Some(100));
         assert_eq!(window.take(SampleId(100)), Some(100));
     }
 
@@ -537,7 +553,7 @@ mod tests {
         let mut window = window(10);
         window.awaited.insert(SampleId(7));
         (window.skipped, window.misses) = (Some(0), 0);
-        (0..10).for_each(|id| window.keep(SampleId(id), 1, id));
+        (0..10).for_each(|id| window.keep(SampleId(id), 1, Some(id)));
         assert_eq!((window.take(SampleId(6)), window.take(SampleId(7))), (None, Some(7)));
         assert_eq!(window.take(SampleId(8)), Some(8), "the program is here");
     }
@@ -547,7 +563,7 @@ mod tests {
         let mut window = window(10);
         window.coming.insert(SampleId(10));
         window.following.insert(SampleId(11));
-        (0..10).for_each(|id| window.keep(SampleId(id), 1, id));
+        (0..10).for_each(|id| window.keep(SampleId(id), 1, Some(id)));
         assert!(!window.is_coming(SampleId(11)), "ten that nobody has taken are in the way");
         (0..10).for_each(|id| assert_eq!(window.take(SampleId(id)), Some(id)));
         assert!(window.is_coming(SampleId(11)));
@@ -560,15 +576,15 @@ mod tests {
     fn a_sample_of_two_epochs_in_the_window_is_there_in_both() {
         let mut window = window(4);
         for (id, what) in [(1, 10), (2, 20), (1, 11), (3, 30)] {
-            window.keep(SampleId(id), 1, what);
+            window.keep(SampleId(id), 1, Some(what));
         }
         // The end of the first epoch, while the second one's beginning has been read ahead.
         assert_eq!(window.take(SampleId(1)), Some(10));
         assert_eq!(window.take(SampleId(2)), Some(20));
         assert!(window.make_room());
-        window.keep(SampleId(1), 1, 12);
+        window.keep(SampleId(1), 1, Some(12));
         assert!(window.make_room(), "20 is dropped");
-        assert_eq!(window.kept.front().map(|kept| kept.value), Some(11));
+        assert_eq!(window.kept.front().and_then(|kept| kept.value), Some(11));
         assert_eq!(window.take(SampleId(1)), Some(11));
         window.drop_first();
         assert_eq!(window.take(SampleId(1)), Some(12));
@@ -581,8 +597,8 @@ mod tests {
         window.coming.extend([5, 6, 7].map(SampleId));
         assert!(window.is_coming(SampleId(5)), "the program waits for it");
         window.awaited.insert(SampleId(5));
-        window.keep(SampleId(5), 1, 5);
-        window.keep(SampleId(6), 1, 6);
+        window.keep(SampleId(5), 1, Some(5));
+        window.keep(SampleId(6), 1, Some(6));
         assert!(
             !window.make_room(),
             "the thread that reads ahead is faster than the one that waits"
@@ -600,11 +616,44 @@ mod tests {
         let mut window = window(usize::MAX);
         window.most_bytes = 100;
         for (id, len) in [(0, 1), (1, 40), (2, 60)] {
-            window.keep(SampleId(id), len, id);
+            window.keep(SampleId(id), len, Some(id));
         }
         window.following.insert(SampleId(3));
         assert_eq!(window.take(SampleId(1)), Some(1));
         assert_eq!(window.take(SampleId(2)), Some(2));
         assert!(window.is_coming(SampleId(3)));
+    }
+
+    #[test]
+    fn samples_of_which_nothing_can_be_made_fill_the_window_too() {
+        let mut window = window(4);
+        for id in 0..4 {
+            assert!(window.make_room());
+            window.keep(SampleId(id), 1, None);
+        }
+        assert!(!window.make_room(), "the thread waits");
+        assert_eq!(window.take(SampleId(0)), None);
+        assert_eq!((window.stats.hits, window.stats.misses, window.misses), (0, 1, 0));
+        assert!(window.make_room(), "the program has gone on");
+        window.keep(SampleId(4), 1, Some(4));
+        assert_eq!(window.take(SampleId(4)), Some(4));
+    }
+
+    #[test]
+    fn a_sample_of_several_files_stays_until_the_program_has_opened_each() {
+        let mut window = window(4);
+        window.num_files = 2;
+        (0..4).for_each(|id| window.keep(SampleId(id), 1, Some(id)));
+        assert_eq!(window.take(SampleId(0)), Some(0));
+        assert!(!window.make_room(), "its other file comes next");
+        assert_eq!(window.take(SampleId(0)), Some(0));
+        assert!(window.make_room());
+        window.keep(SampleId(4), 1, Some(4));
+        // A program that opens one file of each moves the window from its newer half.
+        (1..=2).for_each(|id| assert_eq!(window.take(SampleId(id)), Some(id)));
+        assert!(!window.make_room());
+        assert_eq!(window.take(SampleId(3)), Some(3));
+        assert!(window.make_room());
+        assert_eq!((window.stats.misses, window.stats.unused), (0, 0));
     }
 }

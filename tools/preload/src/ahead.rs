@@ -40,10 +40,10 @@ impl Mount {
         let ahead = opened.ahead.get_or_init(|| {
             let order = OrderFile::load(order);
             let begun = order.and_then(|order| {
-                let most = (most_descriptors() / 4).min(MOST_SAMPLES);
+                let fields = opened.files.tree().directory().fields().len().max(1);
+                let most = (most_descriptors() / 4 / fields).min(MOST_SAMPLES);
                 Ahead::start(opened.files.dataset(), &order, most, move |batch, index| {
                     let id = batch.id(index);
-                    let fields = opened.files.tree().directory().fields().len().max(1);
                     let files = (0..fields).map(|field| File { id, field: field as u16 });
                     files.map(|file| self.read_file(opened, batch, index, file)).collect()
                 })
@@ -91,8 +91,8 @@ impl FileAhead {
     }
 }
 
-/// Maximum samples that are read ahead; also at most a quarter of the limit of descriptors, but at least one batch. A
-/// sample takes a descriptor for each of its files.
+/// Maximum samples that are read ahead, at least one batch. Each of their files takes a descriptor, and together these
+/// are at most a quarter of the limit, unless one batch has more.
 const MOST_SAMPLES: usize = 2048;
 /// The memfds have numbers from this on, above those that programs use.
 const LEAST_DESCRIPTOR: usize = 2048;
