@@ -15,7 +15,7 @@ use dlfs::process::Forked;
 use dlfs::{Error, ErrorKind};
 
 use crate::ahead::FilesAhead;
-use crate::settings::{Setting, has_more_rights_than_its_caller, parse, variable};
+use crate::settings::{Setting, from_here, has_more_rights_than_its_caller, parse, variable};
 use crate::{inside, paths, report, syscalls};
 
 /// Reads the environment. `DLFS_ORDER` is the order of the first mount, unless that has `;order=`. An error in
@@ -28,7 +28,7 @@ pub(crate) fn start() {
     match parse(text) {
         Ok(mut settings) => {
             if let (Some(order), Some(first)) = (variable(c"DLFS_ORDER"), settings.first_mut()) {
-                first.order.get_or_insert_with(|| OsStr::from_bytes(order).into());
+                first.order.get_or_insert_with(|| from_here(OsStr::from_bytes(order)));
             }
             let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,6 +1,7 @@
 //! The report on the program's reads below the mounts, written at the program's end to the file in `DLFS_REPORT`.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +10,7 @@ use dlfs::qpair::folder::FolderStats;
 
 use crate::ahead::FilesAhead;
 use crate::mounts::{Mount, Opened, all};
+use crate::settings::from_here;
 use crate::{inside, syscalls};
 
 /// The destination of the report: `-` is stderr, other names are files that it is appended to.
@@ -16,7 +18,11 @@ static DESTINATION: OnceLock<CString> = OnceLock::new();
 
 /// Stores the value of `DLFS_REPORT`.
 pub(crate) fn set_destination(destination: Option<&[u8]>) {
-    if let Some(destination) = destination.and_then(|name| CString::new(name).ok()) {
+    let whole = |name: &[u8]| match name {
+        b"-" => b"-".to_vec(),
+        name => from_here(OsStr::from_bytes(name)).into_os_string().into_vec(),
+    };
+    if let Some(destination) = destination.and_then(|name| CString::new(whole(name)).ok()) {
         let _ = DESTINATION.set(destination); // the settings are read once
     }
 }

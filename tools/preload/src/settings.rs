@@ -1,7 +1,7 @@
 //! The settings of mounts, from the environment variable `DLFS_MOUNTS`.
 
 use std::ffi::CStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dlfs::address::Address;
 use dlfs::cache::TierSpec;
@@ -78,7 +78,12 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     let mut parts = rest.split(';');
     // `%25` stays: an address decodes it itself.
     let addresses = Address::parse_list(&unescaped_separators(parts.next().unwrap_or_default()));
-    let addresses = addresses.map_err(|error| error.to_string())?;
+    let addresses = addresses.map_err(|error| error.to_string())?.into_iter();
+    let addresses = addresses.map(|address| match address {
+        Address::Path(path) => Address::Path(from_here(path)),
+        other => other,
+    });
+    let addresses = addresses.collect();
     let mut tiers = Vec::new();
     let mut copy_bytes = COPY_BYTES;
     let mut fuse = None;
@@ -86,15 +91,26 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     for option in parts {
         match option.split_once('=') {
             Some(("tier", tier)) => {
-                tiers.push(unescaped_all(tier).parse().map_err(|why| format!("{why}"))?)
+                let tier = unescaped_all(tier);
+                let relative = tier.strip_prefix("file:");
+                let relative = relative.filter(|rest| !rest.starts_with(['/', ':'])); // or no path
+                let from_root = relative.map(|rest| format!("file:{}", from_here(rest).display()));
+                tiers.push(from_root.unwrap_or(tier).parse().map_err(|why| format!("{why}"))?)
             }
             Some(("copy", size)) => copy_bytes = parse_size(size).map_err(|why| why.to_string())?,
-            Some(("fuse", folder)) => fuse = Some(unescaped_all(folder).into()),
-            Some(("order", file)) => order = Some(unescaped_all(file).into()),
+            Some(("fuse", folder)) => fuse = Some(from_here(unescaped_all(folder))),
+            Some(("order", file)) => order = Some(from_here(unescaped_all(file))),
             _ => return Err(format!("{option} is none of tier=, copy=, fuse= and order=")),
         }
     }
     Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse, order })
+}
+
+/// The path from the root of `path`, which may be relative to the working directory at the start of the program. The
+/// program may change that before it opens a data set.
+pub(crate) fn from_here(path: impl AsRef<Path>) -> PathBuf {
+    let path = path.as_ref();
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Decodes the escapes of separators only, not that of `%`.

@@ -1,5 +1,7 @@
 //! Calls at the edge of what a program may do: no descriptor left, no memory to read into, paths through `..`, figures.
 
+use std::fs;
+
 use super::plain_folder::image_of_fields;
 use super::{PlainFolder, Source, succeeded};
 
@@ -100,4 +102,35 @@ fn a_mount_counts_a_file_for_each_field_of_its_samples() {
     let mounts = format!("{}={}", folder.display(), image.display());
     let program = "import os, sys; print(os.statvfs(sys.argv[1]).f_files)";
     assert_eq!(printed(&source, &mounts, program, &folder).trim(), "6");
+}
+
+#[test]
+fn relative_names_in_settings_are_of_the_folder_that_the_program_begins_in() {
+    let source = Source::new();
+    let program = r#"
+import os, sys
+os.chdir("/")
+for shown in sys.argv[1:]:
+    assert open(shown + "/text").read() == "one\ntwo\nthree\n", shown
+    os.chdir("/usr")
+    assert open(shown + "/a/one.bin", "rb").read(1) == b"\0", shown
+    os.chdir("/")
+print("read")
+"#;
+    let shown = ["image", "bare", "tiered"].map(|name| source.path(name));
+    let [image, bare, tiered] = shown.each_ref().map(|path| path.display());
+    let mounts = format!(
+        "{image}=train.dlfs;order=order.json {bare}=plain {tiered}=plain;tier=file:kept:64M"
+    );
+    fs::create_dir(source.path("kept")).unwrap();
+    fs::write(source.path("order.json"), r#"{"order": {"kind": "global", "seed": 7}}"#).unwrap();
+    let mut command = source.command("python3", &mounts);
+    command.args(["-c", program]).args(&shown).env("DLFS_REPORT", "report");
+    let output = command.current_dir(source.path("")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!errors.contains("nothing is read ahead"), "{errors}");
+    assert_eq!(succeeded(output), "read\n");
+    let report = fs::read_to_string(source.path("report")).unwrap();
+    assert!(report.contains("read ahead"), "{report}");
+    assert!(fs::read_dir(source.path("kept")).unwrap().count() > 0, "the tier is elsewhere");
 }
