@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlfs::process::process_id;
@@ -40,20 +41,35 @@ pub(crate) fn borrows_memory() -> bool {
     process_id() != std::process::id()
 }
 
+/// The name of the program's first thread, which its other threads inherit: it may begin as the names of the library's
+/// threads do.
+static PROGRAM: OnceLock<[u8; 16]> = OnceLock::new();
+
+/// Remembers the name of the calling thread as that of the program. Called before `main`.
+pub(crate) fn learn_program() {
+    let _ = PROGRAM.set(name_of_thread()); // called once
+}
+
 /// Returns whether the name of this thread has the prefix that the library's threads get before their first
 /// call.
 fn is_thread_of_ours() -> bool {
-    let has_our_prefix = || {
-        let mut name = [0u8; 16];
-        // SAFETY: PR_GET_NAME writes 16 bytes.
-        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
-        name.starts_with(b"dlfs-")
+    let has_our_name = || {
+        let name = name_of_thread();
+        name.starts_with(b"dlfs-") && PROGRAM.get() != Some(&name)
     };
     OURS.with(|ours| {
-        let is_ours = ours.get().unwrap_or_else(has_our_prefix);
+        let is_ours = ours.get().unwrap_or_else(has_our_name);
         ours.set(Some(is_ours));
         is_ours
     })
+}
+
+/// The kernel's name of the calling thread, with zeroes behind it.
+fn name_of_thread() -> [u8; 16] {
+    let mut name = [0u8; 16];
+    // SAFETY: PR_GET_NAME writes 16 bytes.
+    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
 }
 
 /// Writes one line to stderr without lock or buffer. Shows control characters instead of sending them to a

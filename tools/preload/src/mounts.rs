@@ -25,6 +25,7 @@ pub(crate) fn start() {
         return;
     }
     let Some(text) = variable(c"DLFS_MOUNTS") else { return };
+    inside::learn_program();
     match parse(text) {
         Ok(mut settings) => {
             if let (Some(order), Some(first)) = (variable(c"DLFS_ORDER"), settings.first_mut()) {

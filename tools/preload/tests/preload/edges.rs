@@ -1,6 +1,10 @@
 //! Calls at the edge of what a program may do: no descriptor left, no memory to read into, paths through `..`, figures.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+
+use dlfs::import::{NewSample, Writer, WriterOptions};
+use dlfs::qpair::ConnectOptions;
 
 use super::plain_folder::image_of_fields;
 use super::{PlainFolder, Source, succeeded};
@@ -105,6 +109,16 @@ fn a_mount_counts_a_file_for_each_field_of_its_samples() {
 }
 
 #[test]
+fn a_program_that_is_called_as_the_librarys_threads_are_sees_the_data_set() {
+    let source = Source::new();
+    let [(mounts, folder), _] = source.mounts();
+    let program = source.path("dlfs-cat");
+    symlink("/bin/cat", &program).unwrap();
+    let shown = source.command(&program, &mounts).arg(folder.join("text")).output().unwrap();
+    assert_eq!(succeeded(shown), "one\ntwo\nthree\n");
+}
+
+#[test]
 fn relative_names_in_settings_are_of_the_folder_that_the_program_begins_in() {
     let source = Source::new();
     let program = r#"
@@ -133,4 +147,48 @@ print("read")
     let report = fs::read_to_string(source.path("report")).unwrap();
     assert!(report.contains("read ahead"), "{report}");
     assert!(fs::read_dir(source.path("kept")).unwrap().count() > 0, "the tier is elsewhere");
+}
+
+#[test]
+fn readahead_goes_on_where_samples_have_more_files_than_there_are_descriptors() {
+    let source = Source::new();
+    let image = dlfs::address::Address::from_path(source.path("many.dlfs"));
+    let fields = ["a", "b", "c", "d", "e", "f"].map(|name| name.as_bytes().to_vec()).to_vec();
+    let options = WriterOptions { fields, ..WriterOptions::default() };
+    let mut writer = Writer::create(&[image], options, &ConnectOptions::default()).unwrap();
+    for id in 0..400_u32 {
+        let bytes = id.to_le_bytes();
+        writer
+            .write(&NewSample { fields: &[Some(&bytes[..]); 6], ..NewSample::default() })
+            .unwrap();
+    }
+    writer.finish().unwrap();
+    let order = r#"{"order": {"kind": "sequential", "by": "id", "seed": 0}, "batch": 100}"#;
+    fs::write(source.path("order.json"), order).unwrap();
+    let folder = source.path("many");
+    let mounts = format!(
+        "{}={};order={}",
+        folder.display(),
+        source.path("many.dlfs").display(),
+        source.path("order.json").display()
+    );
+    // A batch has more files than there are descriptors, so some of its samples cannot be kept ready.
+    let program = r#"
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for id in range(400):
+    for field in "abcdef":
+        path = f"{sys.argv[1]}/{id:09}.{field}"
+        assert open(path, "rb").read() == id.to_bytes(4, "little"), path
+print("read")
+"#;
+    let report = source.path("report");
+    let mut command = source.command("python3", &mounts);
+    command.args(["-c", program]).arg(&folder).env("DLFS_REPORT", &report);
+    assert_eq!(succeeded(command.output().unwrap()), "read\n");
+    let report = fs::read_to_string(report).unwrap();
+    let line = report.lines().rfind(|line| line.contains("read ahead: samples ")).unwrap();
+    let samples = line.split("samples ").nth(1).unwrap().split(',').next().unwrap();
+    // The first 42 samples take all descriptors, and the window moves on once they were opened.
+    assert!(samples.parse::<u64>().unwrap() >= 200, "{line}");
 }
