@@ -79,7 +79,8 @@ impl Store {
                 let account = account.map(|path| ("google_service_account".to_owned(), path));
                 let settings = account.into_iter().chain(settings_in("GOOGLE_", vars_os()));
                 let settings = settings.chain(options.settings.iter().cloned());
-                let builder = recognised(settings)
+                let builder = recognised(settings)?
+                    .into_iter()
                     .fold(GoogleCloudStorageBuilder::new(), |builder, (key, value)| {
                         builder.with_config(key, value)
                     });
@@ -92,9 +93,11 @@ impl Store {
                 store_of(builder.build())
             }
             Scheme::Az => {
-                let settings = settings_in("AZURE_", vars_os()).into_iter().chain(azure_settings());
+                let settings = settings_in("AZURE_", vars_os()).into_iter();
+                let settings = settings.chain(azure_settings(&variable));
                 let settings = settings.chain(options.settings.iter().cloned());
-                let builder = recognised(settings)
+                let builder = recognised(settings)?
+                    .into_iter()
                     .fold(MicrosoftAzureBuilder::new(), |builder, (key, value)| {
                         builder.with_config(key, value)
                     });
@@ -136,32 +139,59 @@ fn http(base: String, options: &PlaceOptions, watching: Watching) -> Result<Arc<
 }
 
 /// Parses the names of settings for the client of one store; leaves out settings of other stores.
+///
+/// # Errors
+/// `InvalidArgument`: a setting that becomes part of a header has a character that headers do not have. The client
+/// library would panic over it. The message names the setting, and shows no value.
 fn recognised<K: FromStr>(
-    settings: impl Iterator<Item = (String, String)>,
-) -> impl Iterator<Item = (K, String)> {
-    settings.filter_map(|(key, value)| Some((key.parse().ok()?, value)))
+    settings: impl IntoIterator<Item = (String, String)>,
+) -> Result<Vec<(K, String)>> {
+    let is_plain = |value: &str| value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    let mut found = Vec::new();
+    for (name, value) in settings {
+        let Ok(key) = name.parse::<K>() else { continue };
+        if IN_HEADERS.iter().any(|end| name.ends_with(end)) && !is_plain(&value) {
+            let text = format!("{name} has a line break, or a character outside of ASCII");
+            return Err(Error::new(ErrorKind::InvalidArgument, text)
+                .hint("a file that holds it may end with a line break: leave that out"));
+        }
+        found.push((key, value));
+    }
+    Ok(found)
 }
 
 /// Opens a bucket of Amazon S3 or a compatible store. Settings override the environment, which overrides the profile.
 async fn s3(place: &Place, options: &PlaceOptions, connections: Arc<Connections>) -> Result<Store> {
-    let of_environment = settings_in("AWS_", vars_os());
     let key_variables = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
-    let is_key =
-        |(key, _): &(String, _)| matches!(&**key, "aws_access_key_id" | "aws_skip_signature");
+    let gives = |wanted: AmazonS3ConfigKey| {
+        let parsed = |name: &str| name.parse::<AmazonS3ConfigKey>().ok();
+        options.settings.iter().any(|(name, _)| parsed(name) == Some(wanted))
+    };
+    let gives_keys = gives(AmazonS3ConfigKey::AccessKeyId);
     let has_keys = key_variables.iter().any(|name| variable(name).is_some())
-        || options.settings.iter().any(is_key);
+        || gives_keys
+        || gives(AmazonS3ConfigKey::SkipSignature);
     let profile = profile_settings(&variable).or_else(|error| {
         // As with Amazon's tools, keys in the environment suffice; here, keys in the settings do, too.
         if has_keys { Ok(Vec::new()) } else { Err(error) }
     })?;
-    // The environment overrides the profile; keys of one source are not mixed with those of another.
-    let of_profile = profile.into_iter().filter(|(key, _)| {
-        let is_location = matches!(&**key, "aws_region" | "aws_endpoint_url");
-        let is_set = variable(&key.to_ascii_uppercase()).is_some();
-        !is_set && (is_location || !has_keys)
-    });
-    let settings = of_environment.into_iter().chain(of_profile);
-    let mut builder = recognised(settings.chain(options.settings.iter().cloned()))
+    let of_profile = below_environment(profile, has_keys, &variable);
+    // Keys of one source are not mixed with those of another, and an endpoint for all services that is given is meant.
+    let gives_endpoint = gives(AmazonS3ConfigKey::Endpoint);
+    let is_replaced = |name: &str| match name.parse::<AmazonS3ConfigKey>() {
+        Ok(
+            AmazonS3ConfigKey::AccessKeyId
+            | AmazonS3ConfigKey::SecretAccessKey
+            | AmazonS3ConfigKey::Token,
+        ) => gives_keys,
+        Ok(AmazonS3ConfigKey::S3Endpoint) => gives_endpoint,
+        _ => false,
+    };
+    let of_environment = settings_in("AWS_", vars_os()).into_iter();
+    let of_environment = of_environment.filter(|(name, _)| !is_replaced(name));
+    let settings = of_environment.chain(of_profile).chain(options.settings.iter().cloned());
+    let mut builder = recognised(settings)?
+        .into_iter()
         .fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value));
     let set = |key| builder.get_config_value(&key);
     let endpoint = set(AmazonS3ConfigKey::S3Endpoint).or(set(AmazonS3ConfigKey::Endpoint));
@@ -182,11 +212,26 @@ async fn s3(place: &Place, options: &PlaceOptions, connections: Arc<Connections>
     store_of(builder.build())
 }
 
+/// The settings of `profile` that the environment does not override. `has_keys`: the keys come from elsewhere.
+fn below_environment(
+    profile: Pairs,
+    has_keys: bool,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Pairs {
+    let is_set = |names: &[&str]| names.iter().any(|name| environment(name).is_some());
+    let is_overridden = |name: &str| match name {
+        "aws_region" => is_set(&["AWS_REGION", "AWS_DEFAULT_REGION"]),
+        "aws_endpoint_url" => is_set(&["AWS_ENDPOINT_URL", "AWS_ENDPOINT"]),
+        _ => has_keys || is_set(&[name.to_ascii_uppercase().as_str()]),
+    };
+    profile.into_iter().filter(|(name, _)| !is_overridden(name)).collect()
+}
+
 /// The settings of the profile that the environment names, or of the profile `default`.
 ///
 /// # Errors
 /// `NotFound`: neither file has the named profile. `Unsupported`: the profile's credentials come from a
-/// program, single sign-on or another profile.
+/// program, single sign-on or another profile, or are those of a role.
 fn profile_settings(environment: &dyn Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>> {
     let named = environment("AWS_PROFILE").or_else(|| environment("AWS_DEFAULT_PROFILE"));
     let home = environment("HOME").map(PathBuf::from).unwrap_or_default();
@@ -221,7 +266,8 @@ type Pairs = Vec<(String, String)>;
 fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
     let in_config = section(config, |name| {
         let name = name.strip_prefix("profile ").map_or(name, str::trim);
-        name == profile
+        let quoted = name.strip_prefix('"').and_then(|name| name.strip_suffix('"'));
+        quoted.unwrap_or(name) == profile
     });
     let in_credentials = section(credentials, |name| name == profile);
     match (in_config, in_credentials) {
@@ -237,10 +283,9 @@ fn section(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<Pairs> {
     let mut found: Option<Pairs> = None;
     let mut is_inside = false;
     for line in text.lines().filter(|line| !line.starts_with(['#', ';', ' ', '\t'])) {
-        if let Some(name) =
-            line.trim_end().strip_prefix('[').and_then(|line| line.strip_suffix(']'))
-        {
-            is_inside = is_wanted(name.trim());
+        if let Some(rest) = line.strip_prefix('[') {
+            // A comment may follow.
+            is_inside = rest.split_once(']').is_some_and(|(name, _)| is_wanted(name.trim()));
             if is_inside {
                 found.get_or_insert_default();
             }
@@ -256,7 +301,11 @@ fn section(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<Pairs> {
 fn settings_of(found: Pairs, profile: &str) -> Result<Pairs> {
     let has = |name: &str| found.iter().any(|(key, _)| key == name);
     let elsewhere = ["credential_process", "sso_session", "sso_start_url", "source_profile"];
-    if let Some(name) = elsewhere.into_iter().find(|name| has(name) && !has("aws_access_key_id")) {
+    let has_keys = has("aws_access_key_id");
+    // Keys beside a role are those with which it is assumed.
+    let role = Some("role_arn").filter(|name| has(name));
+    let elsewhere = elsewhere.into_iter().find(|name| has(name) && !has_keys);
+    if let Some(name) = role.or(elsewhere) {
         let text = format!("the profile {profile:?} takes its credentials from elsewhere ({name})");
         return Err(Error::new(ErrorKind::Unsupported, text)
             .hint("eval \"$(aws configure export-credentials --format env)\" sets them in the environment"));
@@ -326,28 +375,46 @@ fn settings_in(prefix: &str, variables: impl Iterator<Item = (OsString, OsString
 }
 
 /// Settings from the environment variables of Azure's own tools.
-fn azure_settings() -> Vec<(String, String)> {
+fn azure_settings(environment: &dyn Fn(&str) -> Option<String>) -> Pairs {
     let mut settings = Vec::new();
-    let mut add = |key: &str, value: Option<&str>| {
-        settings.extend(value.map(|value| (key.to_owned(), value.to_owned())));
+    let mut add = |key: &str, value: Option<String>| {
+        settings.extend(value.map(|value| (key.to_owned(), value)));
     };
-    let connection = variable("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
+    let connection = environment("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
     let of_connection = |name: &str| {
         let mut parts = connection.split(';').filter_map(|part| part.split_once('='));
-        parts.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        let found = parts.find(|(key, _)| key.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.trim().to_owned()).filter(|value| !value.is_empty())
+    };
+    // Another cloud than the public one, unless the endpoint is named.
+    let of_cloud = || {
+        let suffix = of_connection("EndpointSuffix").filter(|suffix| suffix != PUBLIC_SUFFIX)?;
+        let names = ["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"];
+        let is_named = names.iter().any(|name| environment(name).is_some());
+        let account = of_connection("AccountName").filter(|_| !is_named)?;
+        let protocol = of_connection("DefaultEndpointsProtocol");
+        let protocol = protocol.unwrap_or_else(|| "https".to_owned());
+        Some(format!("{protocol}://{account}.blob.{suffix}"))
     };
     add("azure_storage_account_name", of_connection("AccountName"));
     add("azure_storage_account_key", of_connection("AccountKey"));
     add("azure_storage_sas_token", of_connection("SharedAccessSignature"));
-    add("azure_storage_endpoint", of_connection("BlobEndpoint"));
-    add("azure_storage_account_name", variable("AZURE_STORAGE_ACCOUNT").as_deref());
-    add("azure_storage_account_key", variable("AZURE_STORAGE_KEY").as_deref());
-    add("azure_msi_endpoint", variable("IDENTITY_ENDPOINT").as_deref());
+    add("azure_storage_endpoint", of_connection("BlobEndpoint").or_else(of_cloud));
+    add("azure_storage_account_name", environment("AZURE_STORAGE_ACCOUNT"));
+    add("azure_storage_account_key", environment("AZURE_STORAGE_KEY"));
+    add("azure_msi_endpoint", environment("IDENTITY_ENDPOINT"));
     settings
 }
 
+/// The ends of the names of settings that become parts of headers.
+const IN_HEADERS: [&str; 5] = ["key_id", "access_key", "token", "region", "account_name"];
+/// The suffix of hosts in Azure's public cloud, which is the client library's default.
+const PUBLIC_SUFFIX: &str = "core.windows.net";
+
 #[cfg(test)]
 mod tests {
+    use object_store::azure::AzureConfigKey;
+
     use super::*;
 
     const CONFIG: &str = "[default]\nregion = eu-west-1\n# no\n[profile lab]\nendpoint_url = http://h:9000\n\
@@ -371,6 +438,99 @@ mod tests {
         ];
         assert_eq!(pairs("lab"), Some(lab.to_vec()));
         assert_eq!((pairs("other"), pairs("none")), (Some(vec![]), None));
+    }
+
+    #[test]
+    fn a_comment_behind_the_name_of_a_section_or_quotes_around_it_do_not_hide_it() {
+        let credentials =
+            "[default]\naws_access_key_id = D\n[work] # of the team\naws_access_key_id = W\n";
+        let config = "[default]\n[profile \"two words\"]\nregion = r\n";
+        let found = |profile: &str| of_profile(config, credentials, profile);
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(found("default"), Some(vec![pair("aws_access_key_id", "D")]));
+        assert_eq!(found("work"), Some(vec![pair("aws_access_key_id", "W")]));
+        assert_eq!(found("two words"), Some(vec![pair("region", "r")]));
+    }
+
+    #[test]
+    fn the_keys_of_a_role_are_not_those_of_its_profile() {
+        let role = ("role_arn", "arn:aws:iam::1:role/r");
+        for others in [
+            &[("credential_source", "Ec2InstanceMetadata")][..],
+            &[("source_profile", "me"), ("aws_access_key_id", "A"), ("aws_secret_access_key", "S")],
+            &[("web_identity_token_file", "/t")],
+        ] {
+            let profile = others.iter().chain([&role]);
+            let profile = profile.map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            let error = settings_of(profile.collect(), "p").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{others:?}");
+            assert!(error.to_string().contains("role_arn"), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_variable_for_region_and_endpoint_overrides_the_profile() {
+        let pair = |key: &str| (key.to_owned(), "of the profile".to_owned());
+        let all = || vec![pair("aws_region"), pair("aws_endpoint_url"), pair("aws_access_key_id")];
+        let left = |set: &'static str, has_keys: bool| {
+            below_environment(all(), has_keys, &move |name| (name == set).then(String::new))
+        };
+        assert_eq!(left("", false), all());
+        assert_eq!(left("", true), all()[..2]);
+        for set in ["AWS_REGION", "AWS_DEFAULT_REGION"] {
+            assert_eq!(left(set, false), all()[1..], "{set}");
+        }
+        for set in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT"] {
+            assert_eq!(left(set, false), [pair("aws_region"), pair("aws_access_key_id")], "{set}");
+        }
+    }
+
+    /// The number of settings that the client of the keys `K` takes.
+    fn taken<K: FromStr>(name: &str, value: &str) -> Result<usize> {
+        recognised::<K>([(name.to_owned(), value.to_owned())]).map(|found| found.len())
+    }
+
+    #[test]
+    fn settings_that_no_header_can_have_are_refused_without_showing_them() {
+        for wrong in ["SECRET\n", "SECRET\r\nx: y", "SECR\u{c9}T", "\u{feff}SECRET"] {
+            for name in ["aws_session_token", "token", "access_key_id", "aws_region"] {
+                let error = taken::<AmazonS3ConfigKey>(name, wrong).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+                let report = error.report();
+                assert!(report.contains(name) && !report.contains("SECR"), "{report}");
+            }
+            for name in ["azure_storage_token", "azure_storage_account_name"] {
+                assert!(taken::<AzureConfigKey>(name, wrong).is_err(), "{name}");
+            }
+            // A setting of others, and one that is no header.
+            assert_eq!(taken::<AmazonS3ConfigKey>("aws_other_token", wrong).unwrap(), 0);
+            assert_eq!(taken::<AmazonS3ConfigKey>("web_identity_token_file", wrong).unwrap(), 1);
+        }
+        assert_eq!(taken::<AmazonS3ConfigKey>("aws_session_token", "Secret/+=: 1").unwrap(), 1);
+    }
+
+    #[test]
+    fn a_connection_string_leads_to_its_own_cloud() {
+        let endpoint = |connection: &'static str, named: bool| {
+            let found = azure_settings(&move |name| match name {
+                "AZURE_STORAGE_CONNECTION_STRING" => Some(connection.to_owned()),
+                "AZURE_STORAGE_ENDPOINT" if named => Some("https://h".to_owned()),
+                _ => None,
+            });
+            found
+                .into_iter()
+                .find(|(key, _)| key == "azure_storage_endpoint")
+                .map(|(_, value)| value)
+        };
+        let china = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=a==;EndpointSuffix=core.chinacloudapi.cn";
+        assert_eq!(
+            endpoint(china, false).as_deref(),
+            Some("https://me.blob.core.chinacloudapi.cn")
+        );
+        assert_eq!(endpoint(china, true), None);
+        assert_eq!(endpoint("AccountName=me;EndpointSuffix=core.windows.net", false), None);
+        let both = "AccountName=me;EndpointSuffix=s;BlobEndpoint=http://h:1/me";
+        assert_eq!(endpoint(both, false).as_deref(), Some("http://h:1/me"));
     }
 
     #[test]
