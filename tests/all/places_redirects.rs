@@ -140,6 +140,40 @@ fn nothing_of_a_credential_goes_to_another_origin() {
 }
 
 #[test]
+fn the_user_of_a_url_is_shown_to_its_server_and_to_no_other() {
+    const BASIC: &str = "Basic bWU6cCBTRUNSRVQ="; // me:p SECRET
+    let own = Server::new(|head, to| {
+        let body = if head.starts_with("HEAD") { "" } else { "content" };
+        if !head.contains(BASIC) {
+            write!(to, "HTTP/1.1 401 Unauthorized\r\n{SHORT}\r\n")
+        } else if head.contains(" /x ") {
+            write!(to, "HTTP/1.1 302 Found\r\nLocation: /y\r\n{SHORT}\r\n")
+        } else {
+            write!(to, "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 7\r\n")?;
+            write!(
+                to,
+                "Last-Modified: Fri, 27 Nov 2026 00:00:00 GMT\r\nConnection: close\r\n\r\n{body}"
+            )
+        }
+    });
+    let with_user = |server: &Server, path: &str| {
+        (format!("http://me:p%20SECRET@{}/{path}", server.address), Vec::new())
+    };
+    for path in ["y", "x"] {
+        assert_eq!(read(&with_user(&own, path)).unwrap(), b"content", "{path}");
+    }
+    let error = read(&(format!("http://{}/y", own.address), Vec::new())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    let other = Server::of_a_file();
+    let url = format!("http://{}/there", other.address);
+    let first = Server::redirecting(move |_| url.clone());
+    assert_eq!(read(&with_user(&first, "x")).unwrap(), b"content");
+    assert!(first.heads().iter().all(|head| head.contains(BASIC)), "{:?}", first.heads());
+    let heads = other.heads().concat().to_ascii_lowercase();
+    assert!(!heads.is_empty() && !heads.contains("authorization"), "{heads}");
+}
+
+#[test]
 fn a_redirect_that_hands_on_what_signs_a_request_or_leads_to_another_scheme_ends_at_once() {
     let other = Server::of_a_file();
     let url = format!("http://{}/there", other.address);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{
-    ACCEPT, HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE,
-    LOCATION, RANGE,
+    ACCEPT, AUTHORIZATION, HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE, LOCATION, RANGE,
 };
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -45,6 +45,7 @@ pub(super) async fn answer(
     headers: &HeaderMap,
 ) -> Result<HttpResponse, HttpError> {
     request.headers_mut().extend(headers.clone());
+    add_user(client, &mut request)?;
     let follows = matches!(request.method().as_str(), "GET" | "HEAD" | "PROPFIND");
     for _ in 0..=MOST_REDIRECTS {
         let again = request.clone();
@@ -55,6 +56,20 @@ pub(super) async fn answer(
         request = redirected(again, &location).map_err(refused)?;
     }
     Err(refused(Refused::Circle))
+}
+
+/// Adds the header for the user in the URL, if there is one: nobody below makes it of the URL.
+fn add_user(client: &Client, request: &mut HttpRequest) -> Result<(), HttpError> {
+    let authority = request.uri().authority();
+    if !authority.is_some_and(|authority| authority.as_str().contains('@')) {
+        return Ok(());
+    }
+    let of_user = client.get(request.uri().to_string()).build();
+    let of_user = of_user.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+    if let Some(user) = of_user.headers().get(AUTHORIZATION) {
+        request.headers_mut().insert(AUTHORIZATION, user.clone());
+    }
+    Ok(())
 }
 
 /// The request that follows a redirect to `location`.
@@ -160,7 +175,7 @@ pub(super) const MOST_REDIRECTS: usize = 10;
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
-    use http::header::{AUTHORIZATION, COOKIE, REFERER};
+    use http::header::{COOKIE, REFERER};
 
     use super::*;
 
