@@ -234,20 +234,22 @@ fn below_environment(
 /// program, single sign-on or another profile, or are those of a role.
 fn profile_settings(environment: &dyn Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>> {
     let named = environment("AWS_PROFILE").or_else(|| environment("AWS_DEFAULT_PROFILE"));
-    let home = environment("HOME").map(PathBuf::from).unwrap_or_default();
+    // Without a home there are no files: those of the working folder may be anybody's.
+    let at_home = |name: &str| Some(PathBuf::from(environment("HOME")?).join(".aws").join(name));
     let file = |variable: &str, name: &str| {
-        environment(variable).map_or_else(|| home.join(".aws").join(name), PathBuf::from)
+        environment(variable).map(PathBuf::from).or_else(|| at_home(name))
     };
-    let config = text_of(&file("AWS_CONFIG_FILE", "config"));
-    let credentials = text_of(&file("AWS_SHARED_CREDENTIALS_FILE", "credentials"));
+    let config = file("AWS_CONFIG_FILE", "config");
+    let credentials = file("AWS_SHARED_CREDENTIALS_FILE", "credentials");
+    let text = |file: &Option<PathBuf>| file.as_deref().map(text_of).unwrap_or_default();
     let profile = named.as_deref().unwrap_or("default");
-    let found = of_profile(&config, &credentials, profile);
+    let found = of_profile(&text(&config), &text(&credentials), profile);
     match (found, &named) {
         (None, Some(profile)) => {
             let text = format!("there is no profile {profile:?} (AWS_PROFILE)");
-            Err(Error::new(ErrorKind::NotFound, text)
-                .path(file("AWS_CONFIG_FILE", "config"))
-                .hint("aws configure list-profiles shows those that there are"))
+            let error = Error::new(ErrorKind::NotFound, text)
+                .hint("aws configure list-profiles shows those that there are");
+            Err(config.into_iter().fold(error, |error, config| error.path(config)))
         }
         (None, None) => Ok(Vec::new()),
         (Some(found), _) => settings_of(found, profile),
