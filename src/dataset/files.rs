@@ -29,7 +29,8 @@ pub struct Files {
     field_lens: Forked<FieldLens>,
     /// The epochs of this process: a forked child counts its own.
     epochs: Forked<Mutex<Epochs<Counted>>>,
-    counters: FileCounters,
+    /// The counters of this process: a forked child has its own.
+    counters: Forked<FileCounters>,
 }
 
 /// The verified bytes of one file. The read buffer is shared, unless the file's form differs from the bytes of its
@@ -56,8 +57,9 @@ impl Files {
     pub fn new(dataset: Dataset, watch: &mut dyn Watch) -> Result<Files> {
         dataset.load_names(watch)?;
         let tree = FileTree::new(dataset.directory().clone())?;
-        let counters = FileCounters::default();
-        Ok(Files { dataset, tree, field_lens: Forked::empty(), epochs: Forked::empty(), counters })
+        let field_lens = Forked::empty();
+        let counters = Forked::empty();
+        Ok(Files { dataset, tree, field_lens, epochs: Forked::empty(), counters })
     }
 
     /// The data set.
@@ -168,8 +170,8 @@ impl Files {
 
     /// Counts that the program opens `file`. `along`: if the file was read ahead, the epoch in the order of readahead.
     pub fn opened(&self, file: File, along: Option<Epoch>) {
-        let so_far = self.counters.so_far();
-        self.counters.opened();
+        let so_far = self.counters().so_far();
+        self.counters().opened();
         let mut epochs = self.epochs().lock();
         epochs.opened(self.tree.number(file), along, || self.counted(so_far));
     }
@@ -179,14 +181,14 @@ impl Files {
         self.epochs().lock().order_begins();
     }
 
-    /// The counters of the program's use of files.
+    /// The counters of this process's use of files.
     pub fn counters(&self) -> &FileCounters {
-        &self.counters
+        self.counters.get_or_init(FileCounters::default)
     }
 
     /// The counters of the last 100 epochs, with the current one up to now.
     pub fn epochs_so_far(&self) -> Vec<EpochCounts> {
-        let now = self.counted(self.counters.so_far());
+        let now = self.counted(self.counters().so_far());
         let epochs = self.epochs().lock();
         let ends = epochs.begins().skip(1).map(|(_, begin)| begin).chain([&now]);
         epochs.begins().zip(ends).map(|((epoch, begin), end)| end.since(begin, epoch)).collect()

@@ -145,7 +145,7 @@ impl Mount {
         let path = [folder.as_os_str().as_bytes(), b"/", &path].concat();
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
-            opened.origin.opened();
+            opened.origin().opened();
             let in_folder = file_of(found.0);
             let listed = opened.files.listed(file);
             if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &in_folder)) {

@@ -282,7 +282,7 @@ impl InPlaceFile {
         opened.files.counters().read(read as u64);
         match tier.zip(opened.files.dataset().image().tiers()) {
             Some((tier, tiers)) => tiers.count_read(tier, read as usize, began.elapsed()),
-            None if opened.folder.is_some() => opened.origin.read(read as u64),
+            None if opened.folder.is_some() => opened.origin().read(read as u64),
             None => {}
         }
         Ok(read as isize)

@@ -54,7 +54,8 @@ pub(crate) struct Mount {
     /// Locked during opening; true once a failure was reported. A forked child has a lock of its own, since its
     /// parent's may stay locked there.
     opening: Forked<Mutex<bool>>,
-    pub(crate) counters: Counters,
+    /// The counters of this process: a forked child reports its own calls.
+    counters: Forked<Counters>,
 }
 
 /// An open data set.
@@ -62,8 +63,8 @@ pub(crate) struct Opened {
     pub(crate) files: Files,
     /// The plain folder with the files, if the data set is one.
     pub(crate) folder: Option<PathBuf>,
-    /// Counters of the files that the kernel opened and read in the plain folder for the program.
-    pub(crate) origin: FileCounters,
+    /// Counters of the files that the kernel opened and read in the plain folder for this process.
+    origin: Forked<FileCounters>,
     /// Readahead, which begins at the first opened file; `None` if it failed.
     pub(crate) ahead: Forked<Option<FilesAhead>>,
     /// The bytes that the data set uses on its namespaces, for `statfs`.
@@ -113,7 +114,7 @@ impl Mount {
             opened: AtomicPtr::default(),
             in_use: AtomicBool::default(),
             opening: Forked::empty(),
-            counters: Counters::default(),
+            counters: Forked::empty(),
         }
     }
 
@@ -132,6 +133,11 @@ impl Mount {
     /// The index of the mount among all mounts.
     pub(crate) fn index(&self) -> usize {
         all().iter().position(|mount| std::ptr::eq(mount, self)).unwrap_or(0)
+    }
+
+    /// Counters of this process's calls.
+    pub(crate) fn counters(&self) -> &Counters {
+        self.counters.get_or_init(Counters::default)
     }
 
     /// Returns whether the library may have descriptors for the mount.
@@ -186,12 +192,17 @@ impl Mount {
         };
         // Reads no sample, but makes the first reader now: its descriptors then have no low numbers either.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
-        let origin = FileCounters::default();
+        let origin = Forked::empty();
         Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })
     }
 }
 
 impl Opened {
+    /// Counters of the files that the kernel opened and read in the plain folder for this process.
+    pub(crate) fn origin(&self) -> &FileCounters {
+        self.origin.get_or_init(FileCounters::default)
+    }
+
     /// Returns whether the data set is a plain folder that is read through tiers.
     pub(crate) fn is_tiered_folder(&self) -> bool {
         self.folder.is_some() && self.files.dataset().image().tiers().is_some()

@@ -45,7 +45,7 @@ pub(crate) fn write_report() {
 
 /// The lines about a mount; empty if the program did not use it.
 fn lines(mount: &Mount) -> String {
-    let counters = &mount.counters;
+    let counters = mount.counters();
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let so_far = mount.if_opened().map(|opened| opened.files.counters().so_far());
     let FileCounts { opens, reads, bytes } = so_far.unwrap_or_default();
@@ -100,7 +100,7 @@ fn place_lines(opened: &Opened) -> Vec<String> {
     }
     if let Some(folder) = dataset.image().folder() {
         let FolderStats { opens, reads, bytes } = folder.stats();
-        let ours = opened.origin.so_far();
+        let ours = opened.origin().so_far();
         lines.push(format!(
             "at the origin: opens {}, reads {}, bytes {}",
             opens + ours.opens,

@@ -167,7 +167,7 @@ fn device(mount: &Mount) -> libc::dev_t {
 impl NodeStat {
     /// The attributes of `node`. The caller is [inside](crate::inside::run).
     pub(crate) fn of(mount: &Mount, opened: &Opened, node: Node) -> Result<NodeStat, c_int> {
-        mount.counters.stats.fetch_add(1, Ordering::Relaxed);
+        mount.counters().stats.fetch_add(1, Ordering::Relaxed);
         let attributes =
             opened.files.attributes(node, &mut ()).map_err(|error| errno_of(&error))?;
         // SAFETY: the two calls touch no memory.

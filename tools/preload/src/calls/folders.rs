@@ -203,7 +203,7 @@ impl OpenFolder {
         folder: Folder,
         fd: c_int,
     ) -> *mut DIR {
-        mount.counters.folders.fetch_add(1, Ordering::Relaxed);
+        mount.counters().folders.fetch_add(1, Ordering::Relaxed);
         // SAFETY: a `dirent` of zeroes is valid.
         let current = unsafe { std::mem::zeroed() };
         let ready = Vec::new();

@@ -192,3 +192,32 @@ print("read")
     // The first 42 samples take all descriptors, and the window moves on once they were opened.
     assert!(samples.parse::<u64>().unwrap() >= 200, "{line}");
 }
+
+#[test]
+fn a_forked_child_reports_what_it_has_opened_itself() {
+    let source = Source::new();
+    let program = r#"
+import os, sys
+top = sys.argv[1]
+for name in ("text", "top", "a/one.bin"):
+    assert open(top + "/" + name, "rb").read()
+if os.fork() == 0:
+    assert open(top + "/text", "rb").read()
+    sys.exit()
+assert os.wait()[1] == 0
+if os.fork() == 0:
+    sys.exit()
+assert os.wait()[1] == 0
+"#;
+    for (number, (mounts, folder)) in source.mounts().into_iter().enumerate() {
+        let report = source.path(&format!("report-{number}"));
+        let mut command = source.command("python3", &mounts);
+        command.args(["-c", program]).arg(&folder).env("DLFS_REPORT", &report);
+        succeeded(command.output().unwrap());
+        let report = fs::read_to_string(report).unwrap();
+        let opens = report.lines().filter(|line| line.contains(", folders ")).map(|line| {
+            line.split(": opens ").nth(1).unwrap().split(',').next().unwrap().to_owned()
+        });
+        assert_eq!(opens.collect::<Vec<_>>(), ["1", "3"], "{report}");
+    }
+}
