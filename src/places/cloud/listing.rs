@@ -181,7 +181,8 @@ async fn list_by_webdav(shared: &StoreShared, prefix: &str) -> Result<Vec<Object
     all.await
 }
 
-/// Follows pages that list files, starting at `prefix`; lists nothing if that page does not exist.
+/// Follows pages that list files, starting at `prefix`; lists nothing if that page does not exist. The task must have
+/// a [`LISTING`].
 async fn list_by_pages(shared: &StoreShared, web: &Web, prefix: &str) -> Result<Vec<Object>> {
     let mut folders = vec![prefix.to_owned()];
     let mut files = Vec::new();
@@ -205,7 +206,9 @@ async fn list_by_pages(shared: &StoreShared, web: &Web, prefix: &str) -> Result<
             return Err(Error::new(ErrorKind::Unsupported, text)
                 .hint("name its files, or give a list of their URLs with --from list"));
         };
-        for name in names {
+        let refused = names.refused.iter().map(|name| format!("{folder}{name}"));
+        LISTING.get().refused.lock().extend(refused);
+        for name in names.good {
             let list = if name.ends_with('/') { &mut folders } else { &mut files };
             list.push(format!("{folder}{name}"));
         }

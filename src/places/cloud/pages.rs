@@ -3,12 +3,20 @@
 
 use std::collections::BTreeSet;
 
-use super::sift::plain;
-use crate::unescape;
+use dlfs_base::percent;
 
-/// The names listed on the page of the folder `prefix`; names of folders end with a slash. `None`: the page
-/// is no list of files.
-pub(super) fn names(page: &str, prefix: &str) -> Option<BTreeSet<String>> {
+use super::sift::plain;
+
+/// The names on a page that lists the files of a folder. Names of folders end with a slash.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) good: BTreeSet<String>,
+    /// Names that are not UTF-8, as the links write them.
+    pub(super) refused: BTreeSet<String>,
+}
+
+/// The names listed on the page of the folder `prefix`. `None`: the page is no list of files.
+pub(super) fn names(page: &str, prefix: &str) -> Option<Names> {
     // HTML tags ignore case, and lowering ASCII keeps all offsets.
     let lower = page.to_ascii_lowercase();
     let title = lower.split_once("<title>")?.1.split_once("</title>")?.0.trim_start();
@@ -20,20 +28,32 @@ pub(super) fn names(page: &str, prefix: &str) -> Option<BTreeSet<String>> {
         let quote = rest.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
         rest[1..].split(quote).next()
     });
-    Some(links.filter_map(|link| name(link, prefix)).collect())
+    let mut names = Names::default();
+    for link in links {
+        match name(link, prefix) {
+            None => {}
+            Some(Ok(name)) => _ = names.good.insert(name),
+            Some(Err(name)) => _ = names.refused.insert(name),
+        }
+    }
+    Some(names)
 }
 
-/// The name of the link's destination, if it is in the folder. `None`: the link leads elsewhere, such as to
-/// the parent, or sorts the list.
-fn name(link: &str, prefix: &str) -> Option<String> {
-    let link = unescape(&plain(link.split(['?', '#']).next()?))?;
-    let name = match link.strip_prefix('/') {
+/// The name of the link's destination, if it is in the folder; if that is not UTF-8, an error with the name as the link
+/// writes it. `None`: the link leads elsewhere, such as to the parent, or sorts the list.
+fn name(link: &str, prefix: &str) -> Option<Result<String, String>> {
+    let link = plain(link.split(['?', '#']).next()?);
+    let bytes = percent::unescape(&link, |_| true);
+    let decoded = String::from_utf8_lossy(&bytes);
+    let name = match decoded.strip_prefix('/') {
         Some(path) => path.strip_prefix(prefix)?,
-        None => link.strip_prefix("./").unwrap_or(&link),
+        None => decoded.strip_prefix("./").unwrap_or(&decoded),
     };
     let part = name.strip_suffix('/').unwrap_or(name);
     let is_name = !part.contains('/') && !matches!(part, "" | "." | "..") && !is_scheme(part);
-    is_name.then(|| name.to_owned())
+    let is_utf8 = std::str::from_utf8(&bytes).is_ok();
+    let written = || link.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    is_name.then(|| if is_utf8 { Ok(name.to_owned()) } else { Err(written().to_owned()) })
 }
 
 /// Returns whether a link, such as `mailto:a`, begins with a scheme and so leads to no file.
@@ -49,7 +69,7 @@ mod tests {
     use super::*;
 
     fn found(page: &str, prefix: &str) -> Option<Vec<String>> {
-        names(page, prefix).map(|names| names.into_iter().collect())
+        names(page, prefix).map(|names| names.good.into_iter().collect())
     }
 
     #[test]
@@ -71,6 +91,15 @@ mod tests {
         let absolute = "<title>Index of a/</title><a href='/'>..</a><a href='/a/b.png'>b</a><a href='/c/d.png'>d</a>\
             <a href='https://example.org/e.png'>e</a><a href=\"mailto:a@b\">m</a>";
         assert_eq!(found(absolute, "a/").unwrap(), ["b.png"]);
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_are_refused_and_not_left_out() {
+        let page = "<title>Index of /a/</title><a href=\"%FC.png\">x</a><a href=\"b.png\">b</a>\
+            <a href=\"/icons/%FC.gif\">i</a><a href=\"/a/%FC/\">d</a>";
+        let Names { good, refused } = names(page, "a/").unwrap();
+        assert_eq!(good.into_iter().collect::<Vec<_>>(), ["b.png"]);
+        assert_eq!(refused.into_iter().collect::<Vec<_>>(), ["%FC", "%FC.png"]);
     }
 
     #[test]
