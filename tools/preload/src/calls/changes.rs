@@ -46,8 +46,10 @@ answers! {
     unlink | remove | rmdir(path: Text) -> c_int, mounted(AT_FDCWD, path), found => remove_name(&found);
     unlinkat(folder: c_int, path: Text, flags: c_int) -> c_int, mounted(folder, path), found => remove_name(&found);
     mkdir | mkfifo(path: Text, mode: mode_t) -> c_int, mounted(AT_FDCWD, path), found => make(&found);
-    mkdirat(folder: c_int, path: Text, mode: mode_t) -> c_int, mounted(folder, path), found => make(&found);
+    mkdirat | mkfifoat(folder: c_int, path: Text, mode: mode_t) -> c_int, mounted(folder, path), found => make(&found);
     mknod(path: Text, mode: mode_t, device: libc::dev_t) -> c_int, mounted(AT_FDCWD, path), found => make(&found);
+    mknodat(folder: c_int, path: Text, mode: mode_t, device: libc::dev_t) -> c_int,
+        mounted(folder, path), found => make(&found);
     symlink(to: Text, path: Text) -> c_int, mounted(AT_FDCWD, path), found => make(&found);
     symlinkat(to: Text, folder: c_int, path: Text) -> c_int, mounted(folder, path), found => make(&found);
     truncate | truncate64(path: Text, len: libc::off_t) -> c_int, mounted(AT_FDCWD, path), found => change(&found);
@@ -58,6 +60,11 @@ answers! {
     fchownat(folder: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int) -> c_int,
         mounted(folder, path), found => change(&found);
     utimensat(folder: c_int, path: Text, times: *const libc::timespec, flags: c_int) -> c_int,
+        mounted(folder, path), found => change(&found);
+    utime(path: Text, times: *const libc::utimbuf) -> c_int, mounted(AT_FDCWD, path), found => change(&found);
+    utimes | lutimes(path: Text, times: *const libc::timeval) -> c_int,
+        mounted(AT_FDCWD, path), found => change(&found);
+    futimesat(folder: c_int, path: Text, times: *const libc::timeval) -> c_int,
         mounted(folder, path), found => change(&found);
     setxattr | lsetxattr(path: Text, name: Text, value: *const c_void, len: size_t, flags: c_int) -> c_int,
         mounted(AT_FDCWD, path), found => change(&found);

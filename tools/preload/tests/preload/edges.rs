@@ -221,3 +221,30 @@ assert os.wait()[1] == 0
         assert_eq!(opens.collect::<Vec<_>>(), ["1", "3"], "{report}");
     }
 }
+
+#[test]
+fn older_calls_that_change_a_file_fail_and_leave_a_plain_folder_as_it_is() {
+    let source = Source::new();
+    let program = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+top = sys.argv[1].encode()
+file, new, folder = top + b"/text", top + b"/new", os.open(top, os.O_PATH)
+for name, *arguments in [
+    ("utime", file, None), ("utimes", file, None), ("lutimes", file, None), ("futimesat", folder, b"text", None),
+    ("mkfifoat", folder, b"new", 0o600), ("mknodat", folder, b"new", 0o100600, 0), ("mkfifo", new, 0o600),
+]:
+    ctypes.set_errno(0)
+    assert getattr(libc, name)(*arguments) == -1 and ctypes.get_errno() == 30, (name, ctypes.get_errno())
+print("refused")
+"#;
+    let state = |name: &str| {
+        let metadata = fs::metadata(source.path("plain").join(name)).ok()?;
+        Some((metadata.modified().unwrap(), metadata.len()))
+    };
+    let before = state("text");
+    for (mounts, folder) in source.mounts() {
+        assert_eq!(printed(&source, &mounts, program, &folder), "refused\n");
+    }
+    assert!(before.is_some() && state("text") == before && state("new").is_none());
+}
