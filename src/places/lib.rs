@@ -344,8 +344,10 @@ impl Place {
     /// The URL of the file. It contains user and query, so it must not be shown.
     #[cfg(feature = "cloud")]
     fn url(&self) -> String {
-        let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
-        let query = self.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
+        let user = self.user.as_ref().map(|user| format!("{}@", mended(user, "[\\]^`{|}")));
+        let user = user.unwrap_or_default();
+        let query = self.query.as_ref().map(|query| format!("?{}", mended(query, "")));
+        let query = query.unwrap_or_default();
         format!("{}://{user}{}/{}{query}", self.scheme.name(), self.authority, escape(&self.key))
     }
 }
@@ -399,6 +401,17 @@ fn escape(text: &str) -> String {
     // Writing to a string cannot fail.
     let _ = percent::escape(&mut escaped, text.as_bytes(), is_special);
     escaped
+}
+
+/// Percent-encodes the characters of a user or a query that no URL has, those in `more` among them, as browsers do.
+/// All others stay as they were given.
+#[cfg(feature = "cloud")]
+fn mended(text: &str, more: &str) -> String {
+    let is_special = |c: char| !c.is_ascii_graphic() || "\"<>".contains(c) || more.contains(c);
+    let mut mended = String::with_capacity(text.len());
+    // Writing to a string cannot fail.
+    let _ = percent::escape(&mut mended, text.as_bytes(), is_special);
+    mended
 }
 
 /// The hint for an invalid address.
@@ -457,6 +470,17 @@ mod tests {
             let report = Place::parse(wrong).unwrap_err().report();
             assert!(!report.contains("SECRET"), "{report}");
         }
+    }
+
+    #[cfg(feature = "cloud")]
+    #[test]
+    fn characters_that_no_url_has_are_encoded_and_all_others_stay() {
+        let url = |text: &str| Place::parse(text).unwrap().url();
+        let given = "https://me:a b^@h/x y?name=a b\"ü&sig=%2B+{1}";
+        let mended = "https://me:a%20b%5E@h/x%20y?name=a%20b%22%C3%BC&sig=%2B+{1}";
+        assert_eq!(url(given), mended);
+        assert_eq!(url(mended), mended);
+        assert!(mended.parse::<http::Uri>().is_ok());
     }
 
     #[test]
