@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::metrics::{self, Measured, Snapshot};
 use crate::process::{Condvar, Mutex, MutexGuard};
 use crate::reader::Batch;
@@ -267,7 +267,19 @@ impl<T: Clone> Shared<T> {
                     return End::Stopped;
                 }
             }
-            match loader.next_into(&mut batch, &mut || self.window.lock().end.is_none()) {
+            let mut is_wanted = || self.window.lock().end.is_none();
+            let next = loop {
+                let asked = Instant::now();
+                match loader.next_into(&mut batch, &mut is_wanted) {
+                    // After its deadline the loader goes on if it is asked again; an error for good comes at once.
+                    Err(error)
+                        if error.kind() == ErrorKind::TimedOut
+                            && asked.elapsed() >= loader.options().deadline
+                            && is_wanted() => {}
+                    next => break next,
+                }
+            };
+            match next {
                 Ok(true) => {}
                 Ok(false) => return End::Finished,
                 Err(_) if self.window.lock().end.is_some() => return End::Stopped,
