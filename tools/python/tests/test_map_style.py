@@ -224,3 +224,40 @@ def test_options_of_torchs_data_loader_for_batches_are_refused_with_what_to_writ
     items = dlfs.torch.Dataset(ds, transform=len_and_label)
     with pytest.raises(TypeError, match=r"no batch_size, shuffle: .*batch_sampler=dlfs.torch.BatchSampler"):
         dlfs.torch.DataLoader(items, batch_size=32, shuffle=True)
+
+
+def ids_list(batch):
+    return batch.ids.tolist()
+
+
+def ids_of_rank(ds, order):
+    """Loops whose rank is that of torch.distributed: a sampler, and DataLoaders of both kinds."""
+    sampler, mapped = (dlfs.torch.BatchSampler(ds, 32, order, seed=4) for _ in range(2))
+    data = dlfs.torch.IterableDataset(ds, 32, order, seed=4, transform=ids_list)
+    items = list(range(len(ds)))
+    return sampler, dlfs.torch.DataLoader(items, batch_sampler=mapped, collate_fn=list), dlfs.torch.DataLoader(data)
+
+
+@pytest.mark.parametrize("order", ["grouped", "global", "local", "partial"])
+def test_what_was_made_before_torch_distributed_begins_reads_the_order_of_all_ranks(ds, monkeypatch, order):
+    early, found = [ids_of_rank(ds, order) for _ in range(2)], []
+    for loops in early:
+        loops[1].state_dict(), loops[2].state_dict()
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        late = ids_of_rank(ds, order)
+        for one, other in zip(early[rank], late, strict=True):
+            assert len(one) == len(other) == 7
+            epochs = [list(one) for _ in range(2)]
+            assert epochs == [list(other) for _ in range(2)]
+            assert one.state_dict() == other.state_dict()
+            found.append([i for batch in epochs[0] for i in batch])
+    for one, other in zip(found[:3], found[3:], strict=True):
+        assert sorted(one + other) == list(range(len(ds)))
+    # The group may end before the program asks how far it came.
+    state = late[1].state_dict()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    len(late[1])
+    assert late[1].state_dict() == state and state["epoch"] == 2

@@ -162,6 +162,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._next = Place(dataset._own_state(), None)
         self._moves = dataset._moves()
         self._loaded = False
+        # The rank for which that place was taken; None once the run was moved or read.
+        self._rank: tuple[int, int] | None = dataset._rank()
         # The progress of the newest iterator.
         self._run: _Progress | None = None
         # True while workers have begun an epoch, and the loop does not have its last batch.
@@ -276,6 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if place.state["epoch"] >= data._epochs():
             return
         self._run = run = _Progress(data, self.num_workers, place)
+        self._rank = None
         # A loaded place is for one iterator. If the loop leaves this one early, the next one begins its epoch again.
         self._next, self._loaded = Place({**place.state, "consumed": 0}, None), False
         if place.round is not None:
@@ -338,13 +341,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _go_to(self, place: Place) -> None:
         self.dataset.load_state_dict(place.state)
         self._next, self._moves, self._run = place, self.dataset._moves(), None
-        self._loaded = False
+        self._loaded, self._rank = False, None
 
     def _begin(self) -> Place:
         """The place at which the next iterator begins."""
-        if self.dataset._moves() != self._moves:  # the user has moved the data set
+        is_other = self._rank is not None and self._rank != self.dataset._rank()
+        # The user has moved the data set, or torch.distributed has begun: the order may depend on the world size.
+        if is_other or self.dataset._moves() != self._moves:
             self._next, self._loaded = Place(self.dataset._own_state(), None), False
             self._moves, self._run = self.dataset._moves(), None
+            self._rank = None if self._rank is None else self.dataset._rank()
         return self._next
 
     def _of_stateful(self, state: Mapping[str, Any]) -> Place:

@@ -101,12 +101,14 @@ class MapStyle:
 
     def _begin(self) -> dict[str, Any]:
         """The state in which the next iterator begins."""
-        if self._sampler.moves != self._moves:  # the user has moved the sampler
+        if self._run is None:
+            self._sampler._follow_rank()
+        if self._sampler.moves != self._moves:  # the user has moved the sampler, or its rank is another one
             self._next, self._moves, self._run = self._sampler.next_place(), self._sampler.moves, None
         return self._next
 
     def _go_to(self, place: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(place)
+        self._sampler._move_to(place)
         self._next, self._moves, self._run = self._sampler.next_place(), self._sampler.moves, None
 
     def set_epoch(self, epoch: int) -> None:
@@ -123,7 +125,7 @@ class MapStyle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "_snapshot" in state or "_num_yielded" in state:
             state = _of_stateful(state)
-        self._go_to(state)
+        self._sampler.load_state_dict(state)
 
     def stateful_state_dict(self, workers: int) -> dict[str, Any]:
         return of_sampler(self.state_dict(), workers)

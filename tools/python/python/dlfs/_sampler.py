@@ -46,7 +46,10 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._made = (of, {**_given(options), "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
         self._warned = False
-        self._ids = self._make(place_of(rank, world_size))
+        self._place = place_of(rank, world_size)
+        self._ids = self._make(self._place)
+        # True once a state was loaded: the order is then that of the state.
+        self._has_loaded = False
         # Calls of set_epoch and load_state_dict, by which dlfs.torch.DataLoader sees that the sampler was moved.
         self.moves = 0
         self._begin_at(self._ids.state_dict())
@@ -61,11 +64,25 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         rank, world_size = place
         return _Ids(dataset, rank=rank, world_size=world_size, **options)
 
+    def _follow_rank(self) -> None:
+        """Draws for the rank and world size that torch.distributed has assigned since. The order may depend on the
+        world size; that of a loaded state stays."""
+        place = place_of(*self._given)
+        if place == self._place or self._has_loaded:
+            return
+        ids = self._make(place)
+        ids.set_epoch(self._start["epoch"])  # nothing else was consumed without a loaded state
+        self._ids, self._place, self._start = ids, place, ids.state_dict()
+        self.moves += 1
+
     def __len__(self) -> int:
         # torch.distributed may have assigned a rank to this process since construction.
         ids = self._make(place_of(*self._given))
         if self._made[1].get("batch_tokens") is not None:  # each epoch has a number of its own
-            ids.load_state_dict({**self._start, "consumed": 0})
+            if self._has_loaded:
+                ids.load_state_dict({**self._start, "consumed": 0})
+            else:
+                ids.set_epoch(self._start["epoch"])
         return ids.batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -95,6 +112,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def _begin(self) -> _Ids:
         """Begins the next iterator: its order, from the state in which it begins."""
+        self._follow_rank()
         place = place_of(*self._given)
         self._newest = ids = self._make(place)
         ids.load_state_dict(self._start)
@@ -116,6 +134,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iterator begins with `epoch`; right after load_state_dict, it resumes that epoch."""
+        self._follow_rank()
         if not (self._resumed and epoch == self._start["epoch"]):
             self._ids.set_epoch(epoch)
             self._begin_at(self._ids.state_dict())
@@ -123,12 +142,23 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the newest iterator, after the batches drawn."""
-        return dict(self._start) if self._newest is None else self._newest.state_dict()
+        if self._newest is not None:
+            return self._newest.state_dict()
+        self._follow_rank()
+        return dict(self._start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iterator resumes from `state`. Raises the errors of Loader.load_state_dict."""
-        self._ids.load_state_dict(state)
-        self._begin_at(self._ids.state_dict())
+        self._move_to(state)
+        self._has_loaded = True
+
+    def _move_to(self, state: Mapping[str, Any]) -> None:
+        """Loads a state, which may be this sampler's own."""
+        place = place_of(*self._given)
+        ids = self._ids if place == self._place else self._make(place)
+        ids.load_state_dict(state)
+        self._ids, self._place = ids, place
+        self._begin_at(ids.state_dict())
         self._resumed = True
         self.moves += 1
 
