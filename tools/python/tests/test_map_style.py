@@ -261,3 +261,20 @@ def test_what_was_made_before_torch_distributed_begins_reads_the_order_of_all_ra
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     len(late[1])
     assert late[1].state_dict() == state and state["epoch"] == 2
+
+
+def nothing_left(*_):
+    return next(iter(()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("style", ["map", "iterable"])
+def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(ds, workers, style):
+    options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    if style == "map":
+        items = dlfs.torch.Dataset(ds, transform=nothing_left)
+        loader = torch.utils.data.DataLoader(items, batch_sampler=dlfs.torch.BatchSampler(ds, 32), **options)
+    else:
+        loader = dlfs.torch.DataLoader(dlfs.torch.IterableDataset(ds, 32, transform=nothing_left), **options)
+    with pytest.raises(RuntimeError, match="the transform raised StopIteration"):
+        list(loader)

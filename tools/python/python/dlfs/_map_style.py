@@ -12,7 +12,7 @@ from . import Dataset as _Dataset
 from ._options import Fields
 from ._random import Generators, takes_rng
 from ._sampler import Indices
-from ._sending import set_up_worker
+from ._sending import NotTheEnd, set_up_worker
 from ._tensors import tensor
 
 
@@ -71,14 +71,16 @@ class Dataset(torch.utils.data.Dataset[Any]):
             return [(tensor(view, dtype=kind.dtype), label) for view, label in zip(batch, given)]
         items = zip(batch.tolist(), given)
         if not self._takes_rng:
-            return [self.transform(view, label) for view, label in items]
+            with NotTheEnd():
+                return [self.transform(view, label) for view, label in items]
         if not isinstance(drawn, Indices):
             raise InvalidArgument(
                 "the transform takes rng, which depends on seed and epoch: let a dlfs.torch.BatchSampler choose the "
                 "indices (batch_sampler=)"
             )
         rngs = Generators(drawn.seed, drawn.epoch, batch.ids.tolist())
-        return [self.transform(*item, rng=rngs[at]) for at, item in enumerate(items)]
+        with NotTheEnd():
+            return [self.transform(*item, rng=rngs[at]) for at, item in enumerate(items)]
 
 
 def name_of(function: Any) -> str:

@@ -47,6 +47,18 @@ def _end_worker(error: Exception, _: object) -> None:
     os._exit(1)
 
 
+class NotTheEnd:
+    """A context for calls of a transform: its StopIteration becomes a RuntimeError, since it would end the loop as if
+    the epoch had ended. (contextlib.contextmanager would undo that.)"""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError("the transform raised StopIteration") from error
+
+
 def check_sendable(item: Any, where: str) -> None:
     """Checks that a worker process can send items of this type; each type is tried once.
 

@@ -40,7 +40,7 @@ from ._options import Address, OrderName
 from ._random import Generators, takes_rng
 from ._ranks import as_launched, by_turns, data_place, in_group, local_place_of, place_of, warn_unequal, without_node
 from ._sampler import BatchSampler, Sampler
-from ._sending import check_sendable, set_up_worker
+from ._sending import NotTheEnd, check_sendable, set_up_worker
 from ._tensors import TensorBatch, generator_of, tensor
 
 __all__ = [
@@ -304,7 +304,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if self.transform is None:
             return TensorBatch.of(batch) if in_worker or batch.on_device is not None else batch
         given = {"rng": Generators.of(self._options.get("seed", 0), batch)} if self._takes_rng else {}
-        item = self.transform(batch, **given)
+        with NotTheEnd():
+            item = self.transform(batch, **given)
         if in_worker:
             check_sendable(item, "the transform's result")
         return item
