@@ -1,6 +1,7 @@
 """The interface of HDMLP (NoPFS): a training script under torchrun, alone, and what it refuses."""
 
 import io
+import itertools
 import random
 
 import pytest
@@ -108,6 +109,20 @@ def test_samples_come_one_by_one_in_slices_and_to_the_end_of_the_last_epoch(fold
     assert len(list(loader)) == 9 and list(loader) == [] and len(loader) == 9
     with pytest.raises(IndexError, match="all 2 epochs"):
         job.get()
+    job.destroy()
+
+
+def test_a_loop_that_leaves_with_the_last_batch_has_had_the_epoch(folder):
+    job = hdmlp.Job(folder / "source", 10, 3, "uniform", True, seed=5)
+    dataset = hdmlp.HDMLPDatasetFolder(folder / "source", job, lambda content: int.from_bytes(content[:4], "little"))
+    loader = hdmlp.HDMLPDataLoader(dataset, collate_fn=lambda pairs: [number for number, _ in pairs])
+    epochs = [[number for batch in itertools.islice(loader, len(loader)) for number in batch] for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [90, 90] and epochs[0] != epochs[1]
+    for _ in range(8):
+        job.get(10)
+    job.get(4)
+    assert [len(batch) for batch in loader] == [6], "the rest of the last epoch"
+    assert list(loader) == []
     job.destroy()
 
 

@@ -121,11 +121,12 @@ class Job:
 
     def _read(self) -> int:
         """Reads the epoch's next batch; returns its samples, or 0 at the epoch's end."""
-        assert self._batches is not None
-        batch = next(self._batches, None)
+        batch = None if self._batches is None else next(self._batches, None)
         if batch is None:
             self._batches = None
             return 0
+        if batch.ends_epoch:
+            self._batches = None  # a loop may leave its epoch with the last batch
         labels = [""] * len(batch) if batch.labels is None else map(self._name, batch.labels)
         self._rest += zip(labels, map(bytes, batch))
         return len(batch)
@@ -244,7 +245,7 @@ class HDMLPDataLoader:
     def __iter__(self) -> Iterator[Any]:
         job = self.dataset.get_job()
         # If the last loop left its epoch early, this one reads the rest.
-        if not job._begin():
+        if not job._rest and not job._begin():
             return
         while samples := len(job._rest) or job._read():
             pairs = [self.dataset[0] for _ in range(samples)]
