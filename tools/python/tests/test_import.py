@@ -290,6 +290,20 @@ def test_a_data_set_of_hugging_face_is_imported(tmp_path: Path) -> None:
         dlfs.import_(datasets.DatasetDict({"train": dataset}), tmp_path / "other")
 
 
+def test_pairs_of_fields_and_a_label_are_imported_and_names_may_be_bytes_or_none(tmp_path: Path) -> None:
+    pairs = [({"txt": f"{n}", "key": b"%d.txt" % n if n else None}, n % 2) for n in range(4)]
+    dlfs.import_(pairs, tmp_path / "list", name="key")
+    dlfs.import_(iter(pairs), tmp_path / "stream", name="key", shuffle=False)
+    for image in ("list", "stream"):
+        with dlfs.open(tmp_path / image) as dataset:
+            assert len(dataset) == 4 and {"None", "b'1.txt'"}.isdisjoint(dataset.names)
+            for n in range(1, 4):
+                assert bytes_of(dataset[f"{n}.txt"]) == f"{n}".encode()
+                assert dataset.label(dataset.id_of(f"{n}.txt")) == n % 2
+    with pytest.raises(TypeError, match="sample 0 is a pair with a label, and its field 'txt' is one, too"):
+        dlfs.import_(iter(pairs), tmp_path / "other", label="txt", name="key")
+
+
 class MapStyle:
     def __len__(self) -> int:
         return 50

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ._arrow import text_of
 from ._dlfs import import_files as _import_files
 from ._options import Address
-from ._sources import ROWS_AT_ONCE, Source, kind_of, source_of
+from ._sources import ROWS_AT_ONCE, Source, kind_of, parted, source_of
 from ._writer import Type, Writer, Written
 
 if TYPE_CHECKING:
@@ -200,20 +200,20 @@ class _Taken:
 
     def write(self, out: Writer, sample: Any) -> None:
         """Writes one sample: a mapping, bytes, or a pair of one of these and a label."""
-        name = self.name(sample) if callable(self.name) else None
-        if isinstance(sample, tuple) and len(sample) == 2:
-            sample, label = sample
+        name: Any = self.name(sample) if callable(self.name) else None
+        sample, label = parted(sample)
+        if not isinstance(sample, Mapping):
             out.write(sample, name=name, label=None if label is None else _plain(label))
             return
-        if not isinstance(sample, Mapping):
-            out.write(sample, name=name)
-            return
         self.check_keys(len(out), sample)
-        label = None if self.label is None else sample[self.label]
+        if self.label is not None:
+            if label is not None:
+                raise TypeError(f"sample {len(out)} is a pair with a label, and its field {self.label!r} is one, too")
+            label = sample[self.label]
         if label is not None:
             label = _plain(label) if self.classes is None else _class_of(int(label), self.classes)
         if isinstance(self.name, str):
-            name = str(_plain(sample[self.name]))
+            name = _name_of(sample[self.name])
         keys, columns = self.keys, self.columns
         taken = {key: text_of(sample[key]) if key in columns else sample[key] for key in keys if key in sample}
         out.write(taken, name=name, label=label)
@@ -243,6 +243,14 @@ def _mapping(fields: Mapping[str, str | None] | Iterable[str] | None) -> dict[st
     if isinstance(fields, (str, bytes)):
         raise TypeError("fields is a sequence of names, not one name")
     return dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(fields or ())
+
+
+def _name_of(value: Any) -> str | bytes | None:
+    """The name of a sample from a field: bytes and texts as they are, None for no name, else the value's text."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    value = _plain(value)
+    return value if value is None or isinstance(value, (str, bytes)) else str(value)
 
 
 def _class_of(number: int, classes: list[str]) -> str | None:

@@ -128,11 +128,17 @@ def _kinds_of(samples: Iterable[Any]) -> dict[str, str | None]:
     """Names and types of the fields that samples have. A value of None tells no type."""
     kinds: dict[str, str | None] = {}
     for sample in samples:
+        sample, _ = parted(sample)
         for field, value in sample.items() if isinstance(sample, Mapping) else ():
             known = kinds.setdefault(field, _NOTHING)
             if value is not None:
                 kinds[field] = _wider(known, kind_of(value))
     return {field: kind or None for field, kind in kinds.items()}
+
+
+def parted(sample: Any) -> tuple[Any, Any]:
+    """The content of a sample and its label, if it is a pair of these; else the sample and None."""
+    return sample if isinstance(sample, tuple) and len(sample) == 2 else (sample, None)
 
 
 def _wider(known: str | None, kind: str | None) -> str | None:
