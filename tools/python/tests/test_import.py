@@ -290,6 +290,25 @@ def test_a_data_set_of_hugging_face_is_imported(tmp_path: Path) -> None:
         dlfs.import_(datasets.DatasetDict({"train": dataset}), tmp_path / "other")
 
 
+@needs("datasets")
+def test_pictures_of_which_a_data_set_has_only_the_paths_are_read_from_there(tmp_path: Path) -> None:
+    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
+    for n in range(5):
+        (tmp_path / f"{n}.png").write_bytes(content(n + 1))
+    paths = [{"bytes": None, "path": str(tmp_path / f"{n}.png")} for n in range(5)]
+    rows = [{"image": path, "label": n} for n, path in enumerate(paths)]
+    rows += [{"image": {"bytes": b"here", "path": "elsewhere.png"}, "label": 5}]
+    dataset = datasets.Dataset.from_list(rows, features=features)
+    dlfs.import_(dataset, tmp_path / "image", label="label")
+    with dlfs.open(tmp_path / "image") as read:
+        found = {read.label(id): bytes_of(read[id]) for id in range(6)}
+    assert found == {**{n: content(n + 1) for n in range(5)}, 5: b"here"}
+    # Nobody has said of a plain table that its paths may be followed.
+    table = pyarrow.table({"image": paths, "label": list(range(5))})
+    with pytest.raises(ValueError, match="only the path .*0.png"):
+        dlfs.import_(table, tmp_path / "other", label="label", shuffle=False)
+
+
 def test_pairs_of_fields_and_a_label_are_imported_and_names_may_be_bytes_or_none(tmp_path: Path) -> None:
     pairs = [({"txt": f"{n}", "key": b"%d.txt" % n if n else None}, n % 2) for n in range(4)]
     dlfs.import_(pairs, tmp_path / "list", name="key")

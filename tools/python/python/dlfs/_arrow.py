@@ -14,6 +14,7 @@ class Rows(NamedTuple):
 
     kinds    the type of each column as a field: see column_kind
     classes  the names of the classes of columns of labels
+    opens    True: a picture or sound of which a row has only the path is read from there
     """
 
     length: int | None
@@ -21,11 +22,12 @@ class Rows(NamedTuple):
     classes: dict[str, list[str]]
     take: Callable[[Sequence[int]], Any]
     tables: Callable[[], Iterator[Any]]
+    opens: bool = False
 
     def rows_of(self, table: Any) -> Iterator[dict[str, Any]]:
         """The rows of a table or record batch. Values of binary and string columns without nulls are not copied."""
         names = table.schema.names
-        columns = [_values(_combined(table.column(at))) for at in range(len(names))]
+        columns = [_values(_combined(table.column(at)), self.opens) for at in range(len(names))]
         for row in range(table.num_rows):
             yield {name: value(row) for name, value in zip(names, columns, strict=True)}
 
@@ -64,7 +66,7 @@ def _hugging_face(source: Any) -> Rows | None:
     kinds = {name: column_kind(feature_type(feature)) for name, feature in features.items()}
     classes = {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
     table = source.with_format("arrow")
-    return Rows(len(source), kinds, classes, lambda ids: table[list(ids)], lambda: iter((table[:],)))
+    return Rows(len(source), kinds, classes, lambda ids: table[list(ids)], lambda: iter((table[:],)), opens=True)
 
 
 def feature_type(feature: Any) -> Any:
@@ -148,8 +150,8 @@ def _combined(column: Any) -> Any:
     return column.chunk(0) if hasattr(column, "chunks") else column
 
 
-def _values(column: Any) -> Callable[[int], Any]:
-    """A function that gives the value of a row."""
+def _values(column: Any, opens: bool = False) -> Callable[[int], Any]:
+    """A function that gives the value of a row. `opens` is that of Rows."""
     import pyarrow.types as types
 
     kind = column.type
@@ -159,7 +161,7 @@ def _values(column: Any) -> Callable[[int], Any]:
     if types.is_dictionary(kind):
         return _values(column.dictionary_decode())
     if _is_file(kind):
-        return _values(column.field("bytes"))
+        return _files(column, opens)
     if column.null_count == 0 and (types.is_binary(kind) or types.is_string(kind)):
         return _slices(column)
     if column.null_count == 0 and _is_number(kind):
@@ -171,6 +173,23 @@ def _values(column: Any) -> Callable[[int], Any]:
             rows = flat.to_numpy(zero_copy_only=False).reshape(len(column), kind.list_size)
             return lambda row: rows[row]
     return lambda row: _plain(column[row], kind)
+
+
+def _files(column: Any, opens: bool) -> Callable[[int], Any]:
+    """A function that gives the bytes of a row's file, which may be in a file beside the table."""
+    contents = _values(column.field("bytes"))
+
+    def content(row: int) -> Any:
+        found = contents(row)
+        path = (column[row].as_py() or {}).get("path") if found is None else None
+        if not path:
+            return found
+        if not opens:
+            raise ValueError(f"a row has only the path {path!r} of a file, without its bytes")
+        with open(path, "rb") as file:
+            return file.read()
+
+    return content
 
 
 def _slices(column: Any) -> Callable[[int], memoryview]:
