@@ -151,14 +151,17 @@ class Worker:
             self._records, files = (file, size), [file]
             os.ftruncate(file, size)
         file, size = self._records
-        _write(file, [*records, beside])
-        offered = self._free.take()
-        message = lengths, size, None if offered is None else offered.id
+        offered = None
         try:
+            _write(file, [*records, beside])
+            offered = self._free.take()
+            message = lengths, size, None if offered is None else offered.id
             socket.send_fds(link, [pickle.dumps(message)], files)
-        except OSError:
+        except BaseException:
             if offered is not None:
                 offered.give_back()
+            if files:
+                self._forget_records()  # the worker has not got the file, and would read the one before
             raise
         return offered
 
