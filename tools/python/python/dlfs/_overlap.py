@@ -465,6 +465,8 @@ class _Run:
         is_here = _epoch(self.loader) == self.epoch
         self.source = _Loader.__iter__(self.loader) if is_here else None
         self.source_has_ended = not is_here
+        with self.ready:  # a task that finds no native iterator tells nobody
+            self.ready.notify_all()
 
     def stop(self) -> None:
         """Ends the iterator, since the loader is being closed."""
