@@ -282,17 +282,21 @@ impl TokenLoader {
         })
     }
 
-    /// Takes the next batch of an iteration; `false` once its epoch has ended.
-    fn next(&self, turn: &mut Turn, iteration: u64, watch: &mut Signals) -> dlfs::Result<bool> {
+    /// Returns whether the epoch of an iteration has a batch left.
+    fn has_next(&self, turn: &mut Turn, iteration: u64) -> dlfs::Result<bool> {
         if turn.iteration != iteration {
             return Err(dlfs::Error::invalid(
                 "another iteration over this loader has begun, which reads from here on",
                 "make a loader for each loop",
             ));
         }
-        let loader = self.loader.loader();
-        turn.ended = turn.ended || has_ended(loader, turn.epoch)?;
-        if turn.ended {
+        turn.ended = turn.ended || has_ended(self.loader.loader(), turn.epoch)?;
+        Ok(!turn.ended)
+    }
+
+    /// Takes the next batch of an iteration; `false` once its epoch has ended.
+    fn next(&self, turn: &mut Turn, iteration: u64, watch: &mut Signals) -> dlfs::Result<bool> {
+        if !self.has_next(turn, iteration)? {
             return Ok(false);
         }
         let taken = self.loader.next(&mut turn.batch, watch)?;
@@ -314,6 +318,10 @@ impl TokenLoader {
         let sent = detached(py, |watch| {
             let mut turn = error::turn(self.turn(), watch)?;
             let loader = self.loader.loader();
+            // Before the wait for a buffer: a program that holds all of them may have the epoch's last batch.
+            if !self.has_next(&mut turn, iteration)? {
+                return Ok(None);
+            }
             let slot = device.slot(loader.options().deadline, watch)?;
             let before = loader.state();
             if !self.next(&mut turn, iteration, watch)? {

@@ -187,6 +187,17 @@ def test_rows_of_tokens_arrive(fake, documents, options):
     assert fake.counts()["pageable_bytes"] == 0
 
 
+def test_a_program_that_holds_all_rows_of_an_epoch_is_told_of_its_end(fake, documents):
+    with dlfs.open(documents) as ds:
+        rows = dlfs.tokens.Loader(ds, 64, 1).plan(0)["rows"]
+        # As many batches as there are buffers: the end takes none.
+        loader = dlfs.tokens.Loader(ds, 64, rows // 16, epochs=1, device="cuda:0", deadline=2)
+        kept = list(loader)
+        assert len(kept) == 16
+        del kept
+        loader.close()
+
+
 @pytest.mark.parametrize("options", ROWS[:3], ids=str)
 def test_rows_become_tensors_and_what_trainers_take(fake, documents, options, monkeypatch):
     torch = pytest.importorskip("torch")
