@@ -221,8 +221,9 @@ impl Loader {
         if run.resumed.load(Ordering::Relaxed) && epoch == run.loader.epoch() {
             return Ok(());
         }
-        run.resumed.store(false, Ordering::Relaxed);
-        detached(py, |_| run.loader.set_epoch(epoch))
+        detached(py, |_| run.loader.set_epoch(epoch))?;
+        run.resumed.store(false, Ordering::Relaxed); // not after an error: the loaded state stays
+        Ok(())
     }
 
     /// Allocates the readahead memory (window) in the background; otherwise the first batch

@@ -219,8 +219,9 @@ impl TokenLoader {
         if self.resumed.load(Ordering::Relaxed) && number == loader.epoch() {
             return Ok(());
         }
-        self.resumed.store(false, Ordering::Relaxed);
-        detached(epoch.py(), |_| loader.set_epoch(number))
+        detached(epoch.py(), |_| loader.set_epoch(number))?;
+        self.resumed.store(false, Ordering::Relaxed); // not after an error: the loaded state stays
+        Ok(())
     }
 
     /// Allocates the readahead memory in the background, as dlfs.Loader.prepare.
@@ -317,11 +318,11 @@ impl TokenLoader {
         let mut max_seqlen = 0;
         let sent = detached(py, |watch| {
             let mut turn = error::turn(self.turn(), watch)?;
-            let loader = self.loader.loader();
             // Before the wait for a buffer: a program that holds all of them may have the epoch's last batch.
             if !self.has_next(&mut turn, iteration)? {
                 return Ok(None);
             }
+            let loader = self.loader.loader();
             let slot = device.slot(loader.options().deadline, watch)?;
             let before = loader.state();
             if !self.next(&mut turn, iteration, watch)? {

@@ -302,6 +302,15 @@ def test_a_sample_is_resident_exactly_while_its_chunk_is(equal):
         assert next(iter(single)) and not any(map(single.is_resident, ids)), "no whole chunks"
 
 
+def test_an_epoch_that_does_not_exist_leaves_a_loaded_state_as_it_is(ds):
+    loader = dlfs.Loader(ds, 32, seed=3, epochs=2)
+    whole = ids_of(loader)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "consumed": 96})
+    with pytest.raises(dlfs.InvalidArgument, match="there is no epoch 3"):
+        loader.set_epoch(3)
+    assert ids_of(loader) == whole[96:]
+
+
 def test_a_rank_without_a_share_has_empty_epochs(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "only").write_bytes(b"x")
