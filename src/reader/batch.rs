@@ -158,10 +158,10 @@ impl Batch {
     }
 
     /// The directory of the data set of the sample at `index`; it has the typed columns. `None` before the batch
-    /// was read.
+    /// was read. In a batch of one data set it is the same for any index, also without samples.
     ///
     /// # Panics
-    /// If `index` is [`Batch::len`] or more.
+    /// If `index` is [`Batch::len`] or more, and the batch is of a mixture.
     pub fn directory_of(&self, index: usize) -> Option<&Arc<Directory>> {
         match &self.mixed {
             Some(directories) => directories.get(self.sources[index] as usize),

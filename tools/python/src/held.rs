@@ -91,10 +91,12 @@ impl Beside {
 /// Requested samples that could not be read: positions, ascending, and why.
 type Failures = Vec<(usize, Error)>;
 
-/// The directories of the samples of a batch; neighbours with the same directory have it once.
+/// The directories of the samples of a batch; neighbours with the same directory have it once. A batch of one data set
+/// has its directory also if all its samples were skipped.
 fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
     let mut last: Option<&Arc<Directory>> = None;
-    (0..batch.len()).filter_map(move |index| {
+    let least = usize::from(batch.sources().is_none()); // without sources, each index has the same directory
+    (0..batch.len().max(least)).filter_map(move |index| {
         let directory = batch.directory_of(index)?;
         let is_new = last.is_none_or(|last| !Arc::ptr_eq(last, directory));
         last = Some(directory);

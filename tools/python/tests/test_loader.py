@@ -311,6 +311,24 @@ def test_an_epoch_that_does_not_exist_leaves_a_loaded_state_as_it_is(ds):
     assert ids_of(loader) == whole[96:]
 
 
+def test_a_batch_of_which_all_samples_were_skipped_has_the_columns_of_the_others(tmp_path):
+    path, contents = tmp_path / "i.dlfs", [bytes([n + 1]) * 500 for n in range(3)]
+    with dlfs.Writer(path, ("bin",), columns={"width": int, "score": float}, shuffle=False) as out:
+        for n, content in enumerate(contents):
+            out.write({"bin": content, "width": n, "score": n / 2}, label=n)
+    data = bytearray(path.read_bytes())
+    data[data.find(contents[1])] ^= 1
+    path.write_bytes(data)
+    with dlfs.open(path) as ds:
+        batches = list(dlfs.Loader(ds, 1, "sequential", on_error="skip"))
+    assert [batch.ids.tolist() for batch in batches] == [[0], [], [2]]
+    for copies in (batches, pickle.loads(pickle.dumps(batches))):
+        assert [batch.columns for batch in copies] == [("width", "score")] * 3
+        assert [batch.column("width").tolist() for batch in copies] == [[0], [], [2]]
+        assert copies[1].column("score").dtype == copies[0].column("score").dtype
+        assert copies[1].labels.tolist() == []
+
+
 def test_a_rank_without_a_share_has_empty_epochs(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "only").write_bytes(b"x")
