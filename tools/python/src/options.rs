@@ -21,8 +21,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::dataset::addresses;
-use crate::device;
 use crate::error::{OrRaise as _, raise_invalid};
+use crate::{convert, device};
 
 /// The options of `dlfs.open`, apart from the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -314,10 +314,11 @@ fn by_label(weights: &Bound<'_, PyAny>, directory: &Directory) -> PyResult<Optio
     for (label, weight) in by_label {
         let label = match label.cast::<PyString>() {
             Ok(name) => {
-                let name = name.to_cow()?;
-                let is_it = |class: &Vec<u8>| *class == name.as_bytes();
-                let at = directory.classes().iter().position(is_it).ok_or_else(|| {
-                    raise_invalid(py, format!("weights: the data set has no class {name:?}"))
+                let bytes = convert::to_bytes(name)?; // a class may be named by other bytes than UTF-8
+                let at = directory.classes().iter().position(|class| *class == bytes);
+                let at = at.ok_or_else(|| {
+                    let name = bytes.escape_ascii();
+                    raise_invalid(py, format!("weights: the data set has no class \"{name}\""))
                 })?;
                 at as i64
             }

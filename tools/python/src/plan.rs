@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::dataset::addresses;
 use crate::error::{OrRaise as _, detached};
 use crate::options::{self, given_or};
-use crate::writer::{catalog_name, committed, writer_options, written};
+use crate::writer::{catalog_name, committed, name_of, writer_options, written};
 
 /// The plan that the writers of one image agree on; `dlfs.WritePlan` is its Python half.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
@@ -35,14 +35,15 @@ impl WritePlan {
     fn _create<'py>(
         address: &Bound<'py, PyAny>,
         how: &Bound<'py, PyDict>,
-        classes: Vec<String>,
+        classes: Vec<Bound<'py, PyAny>>,
         connection: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let py = address.py();
         let options = writer_options(how)?;
         let image = addresses(address)?;
         let connect = options::connection(connection)?;
-        let classes = classes.into_iter().map(String::into_bytes).collect();
+        let classes = classes.iter().map(|class| Ok(name_of(class)?.as_bytes().to_vec()));
+        let classes = classes.collect::<PyResult<_>>()?;
         let plan = detached(py, |_| Plan::create(&image, &options, classes, &connect))?;
         Ok(PyBytes::new(py, &plan.to_bytes()))
     }

@@ -87,7 +87,7 @@ impl Writer {
         label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let py = sample.py();
-        let name = name.map(bytes_of).transpose()?;
+        let name = name.map(name_of).transpose()?;
         let label = label.map(Labelled::of).transpose()?;
         let numbered = |error| match self.look(import::Writer::len) {
             Ok(number) => prefixed(py, format_args!("sample {number}"), &error),
@@ -354,7 +354,7 @@ pub(crate) fn writer_options(how: &Bound<'_, PyDict>) -> PyResult<WriterOptions>
 impl<'py> Labelled<'py> {
     fn of(given: &Bound<'py, PyAny>) -> PyResult<Labelled<'py>> {
         if convert::is_name(given) {
-            Ok(Labelled::Class(bytes_of(given)?))
+            Ok(Labelled::Class(name_of(given)?))
         } else {
             Ok(Labelled::Number(given.extract()?))
         }
@@ -434,6 +434,17 @@ fn bytes_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     if let Ok(bytes) = given.cast::<PyBytes>() {
         return Ok(bytes.clone());
     }
+/// The bytes of a name: those of a text in UTF-8, or with surrogate escapes, as a data set gives names that are not
+/// UTF-8; else as [`bytes_of`].
+pub(crate) fn name_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    match given.cast::<PyString>() {
+        Ok(text) => {
+            text.encode_utf8().or_else(|_| Ok(PyBytes::new(given.py(), &convert::to_bytes(given)?)))
+        }
+        Err(_) => bytes_of(given),
+    }
+}
+
     if let Ok(text) = given.cast::<PyString>() {
         return text.encode_utf8();
     }

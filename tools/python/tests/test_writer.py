@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy
@@ -188,6 +189,26 @@ def test_what_cannot_be_written_is_refused_and_says_why(tmp_path: Path) -> None:
     with dlfs.Writer(path, overwrite=True) as out:
         out.write(b"anew")
     assert dlfs.open(path)[0] == b"anew"
+
+
+def test_names_and_classes_are_written_as_a_data_set_gives_them(tmp_path: Path) -> None:
+    """Those that are not UTF-8 have surrogate escapes, like the names of files."""
+    name, label = os.fsdecode(b"caf\xe9.jpg"), os.fsdecode(b"\xff")
+    plan = dlfs.WritePlan(tmp_path / "parts", classes=[label, "zwölf"])
+    for image, writer in (("whole", dlfs.Writer(tmp_path / "whole", shuffle=False)), ("parts", plan.part(0))):
+        with writer as out:
+            out.write(b"1", name=name, label=label)
+            out.write(b"2", name="zwölf", label="zwölf")
+        if image == "parts":
+            plan.commit(1)
+        with dlfs.open(tmp_path / image) as ds, dlfs.Writer(tmp_path / f"copy of {image}") as out:
+            assert ds.classes == (label, "zwölf") and {*ds.names} == {name, "zwölf"}
+            for id in ds.ids:
+                out.write(ds[ds.name(id)], name=ds.name(id), label=ds.classes[ds.label(id)])
+            weighted = dlfs.Loader(ds, 2, "weighted", weights={label: 1, "zwölf": 1})
+            assert [len(batch) for batch in weighted] == [2]
+        with dlfs.open(tmp_path / f"copy of {image}") as copy:
+            assert bytes(copy[name]) == b"1" and copy.classes[copy.label(copy.id_of(name))] == label
 
 
 def test_a_forked_child_cannot_write_and_ends(tmp_path: Path) -> None:
