@@ -529,13 +529,14 @@ fn prefixed(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
     let text = format!("{what}: {}", error.value(py));
     // A UnicodeError cannot be made from a text alone.
     if error.is_instance_of::<PyUnicodeError>(py) {
-        PyValueError::new_err(text)
-    } else {
-        PyErr::from_type(error.get_type(py), text)
+        return PyValueError::new_err(text);
     }
 }
 
 /// The error for a writer that is finished or discarded.
 fn ended() -> PyErr {
     PyValueError::new_err("this writer is finished, or what it wrote was discarded")
+    // Neither can some errors of the program's own objects, which come as they are.
+    let made = error.get_type(py).call1((text,));
+    made.map_or_else(|_| error.clone_ref(py), PyErr::from_value)
 }

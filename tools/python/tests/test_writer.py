@@ -211,6 +211,29 @@ def test_names_and_classes_are_written_as_a_data_set_gives_them(tmp_path: Path) 
             assert bytes(copy[name]) == b"1" and copy.classes[copy.label(copy.id_of(name))] == label
 
 
+class Lost(Exception):
+    """An error that cannot be made from a text alone."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} was lost in {where}")
+
+
+class Broken(Mapping[str, bytes]):
+    def __getitem__(self, key: str) -> bytes:
+        raise Lost(key, "transit")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("jpg",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_an_error_of_the_programs_own_mapping_comes_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(Lost, match="jpg was lost in transit"), dlfs.Writer(tmp_path / "image", ("jpg",)) as out:
+        out.write(Broken())
+
+
 def test_a_forked_child_cannot_write_and_ends(tmp_path: Path) -> None:
     out = dlfs.Writer(tmp_path / "image", shuffle_bytes=1)
     out.write(b"x" * 100)
