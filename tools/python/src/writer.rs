@@ -89,7 +89,7 @@ impl Writer {
         let py = sample.py();
         let name = name.map(name_of).transpose()?;
         let label = label.map(Labelled::of).transpose()?;
-        let numbered = |error| match self.look(import::Writer::len) {
+        let numbered = |error| match self.look(py, import::Writer::len) {
             Ok(number) => prefixed(py, format_args!("sample {number}"), &error),
             Err(_) => error,
         };
@@ -142,32 +142,32 @@ impl Writer {
 
     /// True if it is finished or discarded.
     #[getter]
-    fn _is_over(&self) -> bool {
-        self.look(|_| ()).is_err()
+    fn _is_over(&self, py: Python<'_>) -> bool {
+        self.look(py, |_| ()).is_err()
     }
 
     /// Samples written so far.
-    fn __len__(&self) -> PyResult<usize> {
-        self.look(|writer| writer.len() as usize)
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.look(py, |writer| writer.len() as usize)
     }
 
     /// The id of the sample to be written next; None once as many are written as were announced.
     #[getter]
-    fn next_id(&self) -> PyResult<Option<u64>> {
-        self.look(|writer| writer.next_id().map(|id| id.0))
+    fn next_id(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.look(py, |writer| writer.next_id().map(|id| id.0))
     }
 
     /// The ids of the samples written as numbers `start` to `stop` - 1, counted from 0.
-    fn ids(&self, start: u64, stop: u64) -> PyResult<Vec<u64>> {
-        self.look(|writer| {
+    fn ids(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Vec<u64>> {
+        self.look(py, |writer| {
             (start..stop).map_while(|nth| writer.id_of(nth)).map(|id| id.0).collect()
         })
     }
 
     /// The first id that this writer assigns.
     #[getter]
-    fn first_id(&self) -> PyResult<u64> {
-        self.look(|writer| writer.first_id().0)
+    fn first_id(&self, py: Python<'_>) -> PyResult<u64> {
+        self.look(py, |writer| writer.first_id().0)
     }
 
     /// Names and types of the fields, "bytes" for those without; empty for one field without a name.
@@ -240,10 +240,15 @@ impl Writer {
         self.writer.lock().take()
     }
 
-    /// Calls `read` with the writer. Raises ValueError once it is finished or discarded.
-    fn look<T>(&self, read: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
-        let mut held = self.writer.lock();
-        held.as_mut().map(|held| read(held.samples())).ok_or_else(ended)
+    /// Calls `read` with the writer, detached from the interpreter: another thread may hold the lock while it waits for
+    /// the medium. Raises ValueError once the writer is finished or discarded.
+    fn look<T: Send>(
+        &self,
+        py: Python<'_>,
+        read: impl FnOnce(&import::Writer) -> T + Send,
+    ) -> PyResult<T> {
+        let found = py.detach(|| self.writer.lock().as_mut().map(|held| read(held.samples())));
+        found.ok_or_else(ended)
     }
 
     /// Converts a sample: takes the fields and columns that are keys of the mapping.
@@ -429,11 +434,6 @@ pub(crate) fn written<'py>(py: Python<'py>, report: &WriteReport) -> PyResult<Bo
     Ok(found)
 }
 
-/// The bytes of a bytes-like object, in C order, or of a text in UTF-8.
-fn bytes_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-    if let Ok(bytes) = given.cast::<PyBytes>() {
-        return Ok(bytes.clone());
-    }
 /// The bytes of a name: those of a text in UTF-8, or with surrogate escapes, as a data set gives names that are not
 /// UTF-8; else as [`bytes_of`].
 pub(crate) fn name_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
@@ -445,6 +445,11 @@ pub(crate) fn name_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyB
     }
 }
 
+/// The bytes of a bytes-like object, in C order, or of a text in UTF-8.
+fn bytes_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    if let Ok(bytes) = given.cast::<PyBytes>() {
+        return Ok(bytes.clone());
+    }
     if let Ok(text) = given.cast::<PyString>() {
         return text.encode_utf8();
     }
@@ -531,12 +536,12 @@ fn prefixed(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
     if error.is_instance_of::<PyUnicodeError>(py) {
         return PyValueError::new_err(text);
     }
+    // Neither can some errors of the program's own objects, which come as they are.
+    let made = error.get_type(py).call1((text,));
+    made.map_or_else(|_| error.clone_ref(py), PyErr::from_value)
 }
 
 /// The error for a writer that is finished or discarded.
 fn ended() -> PyErr {
     PyValueError::new_err("this writer is finished, or what it wrote was discarded")
-    // Neither can some errors of the program's own objects, which come as they are.
-    let made = error.get_type(py).call1((text,));
-    made.map_or_else(|_| error.clone_ref(py), PyErr::from_value)
 }
