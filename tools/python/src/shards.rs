@@ -26,7 +26,7 @@ use crate::options::{loader_options, open_options};
 /// import_to an image that the first epoch writes and later epochs read: addresses separated by commas or in a list,
 ///           one for each rank, or files that ranks of a node share ("file:train.dlfs")
 /// options   those of dlfs.Loader, as keywords: batch_size, order (default: grouped), seed, epochs, rank, world_size,
-///           drop_last, window
+///           drop_last, window, fields; without device, peers and store
 ///
 /// Iterating it reads one epoch, or after load_state_dict the rest of one. If the index is not complete, the first
 /// epoch makes it: it goes over shards in a random order, in lanes of which a window each is shuffled. Ranks may then
@@ -67,12 +67,20 @@ impl ShardLoader {
         if !options.contains("order")? {
             options.set_item("order", "grouped")?; // a shard is read front to back
         }
+        for keyword in ["device", "peers", "store"] {
+            if options.get_item(keyword)?.is_some_and(|value| !value.is_none()) {
+                let text = format!("{keyword} is not for shards: import them, and read the image");
+                return Err(raise_invalid(py, text));
+            }
+        }
         let load = loader_options(&options, None)?;
         error::install_log(py)?;
         let loader =
             detached(py, |watch| dataset::ShardLoader::open(&addresses, &open, load, None, watch))?;
-        let fields = fields_of(&loader).or_raise(py)?;
-        let fields = Arc::new(fields);
+        let all = fields_of(&loader).or_raise(py)?;
+        let opened = all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all);
+        let shown = opened.chosen(options.get_item("fields")?.as_ref())?;
+        let fields = Arc::new(shown.unwrap_or(opened));
         Ok(ShardLoader { loader: Some(loader).into(), fields })
     }
 

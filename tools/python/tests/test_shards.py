@@ -63,6 +63,18 @@ def test_states_of_all_ranks_resume_at_another_world_size(shards, tmp_path):
     assert sorted(found) == expected()
 
 
+def test_a_field_may_be_the_sample_and_what_is_not_for_shards_is_refused(shards, tmp_path):
+    for given in ({"fields": "bin"}, {"open": {"fields": "bin"}}, {"open": {"fields": "cls"}, "fields": "bin"}):
+        with loader(shards, tmp_path, epochs=1, **given) as batches:
+            found = [(label, bytes(view)) for batch in batches for view, label in zip(batch, batch.labels)]
+            assert sorted(found) == expected()
+    with pytest.raises(dlfs.NotFound, match="samples have no field png"):
+        loader(shards, tmp_path, fields="png")
+    for keyword, value in (("device", "cuda:0"), ("peers", "auto"), ("store", "ram:1G")):
+        with pytest.raises(dlfs.InvalidArgument, match=f"{keyword} is not for shards"):
+            loader(shards, tmp_path, **{keyword: value})
+
+
 FORK = """
 import os, sys
 import dlfs
