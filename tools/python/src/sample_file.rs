@@ -153,9 +153,10 @@ pub(crate) fn read_ranges<'py>(
     Ok(list)
 }
 
-/// The field that a range is a part of; an error if samples are mappings of several.
+/// The field that a range is a part of: the one that was chosen, or the only one, which may have a type; an error if
+/// samples are mappings of several.
 fn one_field(py: Python<'_>, fields: &Fields) -> PyResult<Option<usize>> {
-    if fields.are_several() { Err(raise(py, &fields.unnamed())) } else { Ok(fields.one()) }
+    if fields.are_several() { Err(raise(py, &fields.unnamed())) } else { Ok(fields.sole()) }
 }
 
 /// The id of `key`, an id or a name.

@@ -1,10 +1,12 @@
 """Parts of large samples: only the pieces that they touch are read."""
 
+import io
 import os
 import pickle
 import random
 import tarfile
 
+import numpy
 import pytest
 
 import dlfs
@@ -148,3 +150,15 @@ def test_a_field_is_a_file_of_its_own(tmp_path):
     with fs.open("s.jpg") as file:
         assert file.seek(1 << 20) and file.read(5) == image[1 << 20 : (1 << 20) + 5]
     fs.dataset.close()
+
+
+def test_the_only_field_is_a_file_again_as_it_is_in_a_batch(tmp_path):
+    with dlfs.Writer(tmp_path / "a.dlfs", {"vec": "f32[2]=npy"}, shuffle=False) as out:
+        for number in range(3):
+            out.write({"vec": numpy.full(2, number, "f4")})
+    with dlfs.open(tmp_path / "a.dlfs") as ds:
+        for number, whole in enumerate(ds.read_batch(range(3)).files()):
+            file = ds.open_sample(number, as_file=True)
+            assert file.read(0, 1 << 10) == bytes(whole) and file.size == len(whole)
+            assert numpy.load(io.BytesIO(bytes(whole))).tolist() == [number, number]
+            assert ds.open_sample(number).read(0, 9) == bytes(ds[number])
