@@ -43,7 +43,7 @@ pub struct ShardIndex {
     pub classes: Vec<Vec<u8>>,
     /// The entries that cannot be read.
     pub bad: Vec<BadSample>,
-    /// The folders of a plain archive that no sample followed; they are classes, too.
+    /// The folders of a plain archive that no sample followed at once; they are classes, too.
     pub(crate) folders: Vec<Vec<u8>>,
     runs: Vec<Run>,
     /// The data pages of a Parquet file whose rows are read alone or from within row groups: offsets in bytes, and

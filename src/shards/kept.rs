@@ -149,7 +149,10 @@ impl KeptIndexes {
             Ok(()) if !is_at(&file, &part).map_err(named)? => Ok(None),
             Ok(()) => Ok(Some(Making::File { file, part, path })),
             // On a file system without locks, two processes may make the same index.
-            Err(_) => Making::without_lock(path).map(Some),
+            Err(_) => {
+                let _ = fs::remove_file(&part); // nobody writes it; another process may have removed it
+                Making::without_lock(path).map(Some)
+            }
         }
     }
 
@@ -281,7 +284,10 @@ impl Making<'_> {
             .and_then(|()| file.write_all(&index.encode()))
             .and_then(|()| file.sync_data())
             .and_then(|()| fs::rename(&part, &path));
-        written.map_err(|error| Error::from(error).path(path))
+        written.map_err(|error| {
+            let _ = fs::remove_file(&part); // the error counts
+            Error::from(error).path(path)
+        })
     }
 
     /// Gives up the right, because another process has kept the index.

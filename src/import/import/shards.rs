@@ -54,7 +54,7 @@ pub struct Shards {
     layout: OnceLock<(Vec<Vec<u8>>, FieldTypes)>,
     /// The typed columns whose values come from fields. Set by the first sample.
     field_columns: OnceLock<FieldColumns>,
-    /// The folders of plain archives that no sample followed, as far as readers have told them.
+    /// The folders of plain archives that no sample followed at once, as far as readers have told them.
     folders: Mutex<BTreeSet<Vec<u8>>>,
 }
 

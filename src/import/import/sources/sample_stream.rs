@@ -43,7 +43,7 @@ pub trait SampleStream {
         self.inner().map_or(&[], |inner| inner.found_classes())
     }
 
-    /// The folders of plain archives so far that no sample followed. They count as classes, too.
+    /// The folders of plain archives so far, without those that a sample followed at once. They count as classes, too.
     fn folders(&self) -> &[Vec<u8>] {
         self.inner().map_or(&[], |inner| inner.folders())
     }

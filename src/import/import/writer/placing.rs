@@ -90,7 +90,7 @@ pub(super) fn run(options: &WriterOptions, open: Open, thread: &Thread) -> Resul
 }
 
 /// Takes the lease, and writes the image on open namespaces. After a failure, gives files their old length, unless the
-/// generation may be committed: its superblock is written, and only the flush behind it failed.
+/// generation may be committed: its superblock is written, and only the flush behind it failed, or it cannot be read.
 fn write_all(
     options: &WriterOptions,
     devices: &[Arc<dyn Device>],
