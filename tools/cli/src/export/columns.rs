@@ -7,19 +7,26 @@ use std::path::Path;
 use dlfs::directory::Directory;
 use dlfs::{Error, ErrorKind};
 
+use super::Unfinished;
+
 /// Writes a new file: a line with the names and types of the columns, then a line for each sample with its name and its
-/// values.
+/// values. Adds the file to `unfinished`.
 ///
 /// # Errors
 /// The file exists or cannot be written. `InvalidArgument`: the image has no typed columns, or a name is not
 /// UTF-8.
-pub(super) fn write_columns(directory: &Directory, path: &Path) -> Result<(), Error> {
+pub(super) fn write_columns(
+    directory: &Directory,
+    path: &Path,
+    unfinished: &Unfinished,
+) -> Result<(), Error> {
     if directory.columns().is_empty() {
         let text = "the image has no typed columns: export without --columns";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let of_path = |error: std::io::Error| Error::from(error).path(path);
     let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(of_path)?;
+    unfinished.add(path);
     let mut out = BufWriter::new(file);
     let mut line = String::from("name");
     for column in directory.columns() {

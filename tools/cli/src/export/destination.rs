@@ -250,9 +250,9 @@ fn c_string(name: &[u8]) -> Result<CString, Errno> {
     CString::new(name).map_err(|_| Errno::INVAL)
 }
 
-/// A tar archive. Dropping an unfinished one removes its file.
+/// A tar archive. An unfinished one gets no end mark, by which a reader would take it for whole.
 pub(super) struct TarSink {
-    /// The path for messages, and to remove the file.
+    /// The path for messages.
     path: PathBuf,
     archive: ::tar::Builder<BufWriter<Box<dyn Write>>>,
     finished: bool,
@@ -317,9 +317,9 @@ impl Sink for TarSink {
 
 impl Drop for TarSink {
     fn drop(&mut self) {
-        if !self.finished && !self.to_stdout {
-            // The export was stopped, or has failed with its own error: an error of the removal adds nothing.
-            let _ = std::fs::remove_file(&self.path);
+        if !self.finished {
+            // The builder writes the end mark when it is dropped.
+            *self.archive.get_mut() = BufWriter::new(Box::new(io::sink()));
         }
     }
 }
@@ -547,13 +547,13 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_that_was_not_finished_is_removed_and_an_old_one_is_kept() {
+    fn an_archive_that_was_not_finished_has_no_end_mark_and_an_old_one_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.tar");
         let mut sink = TarSink::create(&path).unwrap();
         sink.write(b"a", b"1").unwrap();
         drop(sink);
-        assert!(!path.exists());
+        assert_eq!(std::fs::read(&path).unwrap().len(), 1024, "a header and a block");
         std::fs::write(&path, b"old").unwrap();
         assert!(TarSink::create(&path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"old");

@@ -15,9 +15,11 @@ mod names;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::json;
 
@@ -72,28 +74,35 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
     if args.json && args.dest == Path::new("-") {
         return Err(Failure::Usage("with DEST - the archive is the output: no --json".to_owned()));
     }
-    let stop = Stop::on_signals(GRACE, || Outcome::Incomplete)?;
+    let unfinished = Unfinished::default();
+    let last_resort = unfinished.files.clone();
+    let stop = Stop::on_signals(GRACE, move || {
+        remove_all(&last_resort);
+        Outcome::Incomplete
+    })?;
     let image = args.image.open_with_names(&args.connection)?;
     check_some(image.directory())?;
     let began = Instant::now();
     if let Some(path) = &args.columns {
-        write_columns(image.directory(), path)?;
+        write_columns(image.directory(), path, &unfinished)?;
     }
-    let mut sink = open_sink(&args.dest)?;
+    let mut sink = open_sink(&args.dest, &unfinished)?;
     let mut export = Export {
         directory: image.directory(),
         sink: &mut *sink,
         escape: args.escape,
         checked_folders: HashSet::new(),
+        shared_paths: HashSet::new(),
         done: ExportResult::default(),
     };
     let stopped = export.all(&image, &stop, quiet)?;
     let done = export.done;
     if stopped {
-        eprintln!("dlfs: stopped; {} were written", out::counted(done.files, "file"));
+        complain(&format!("stopped; {} were written", out::counted(done.files, "file")));
         return Ok(Outcome::Incomplete);
     }
     sink.finish()?;
+    unfinished.keep();
     print_result(&args, &done, began.elapsed())?;
     Ok(match done {
         ExportResult { damaged: 1.., .. } => Outcome::Damaged,
@@ -102,16 +111,48 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
     })
 }
 
-fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
+fn open_sink(dest: &Path, unfinished: &Unfinished) -> Result<Box<dyn Sink>, Error> {
     if dest == Path::new("-") {
         return Ok(Box::new(TarSink::stdout()));
     }
     match dest.extension() {
         Some(extension) if extension == "tar" && !dest.is_dir() => {
-            Ok(Box::new(TarSink::create(dest)?))
+            let sink = TarSink::create(dest)?;
+            unfinished.add(dest);
+            Ok(Box::new(sink))
         }
         _ => Ok(Box::new(FolderSink::create(dest)?)),
     }
+}
+
+/// The files of an export that has not finished: the table of columns and the archive. Dropping it removes them, and so
+/// does the thread that ends a stopped process.
+#[derive(Default)]
+struct Unfinished {
+    files: Arc<Mutex<Vec<PathBuf>>>,
+}
+
+impl Unfinished {
+    /// Adds a file that this export has made.
+    fn add(&self, path: &Path) {
+        self.files.lock().push(path.to_path_buf());
+    }
+
+    /// Keeps the files: the export has finished.
+    fn keep(&self) {
+        self.files.lock().clear();
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        remove_all(&self.files);
+    }
+}
+
+/// Removes the files. The export was stopped, or has failed with its own error: an error of a removal adds nothing.
+fn remove_all(files: &Mutex<Vec<PathBuf>>) {
+    files.lock().drain(..).for_each(|path| _ = std::fs::remove_file(path));
 }
 
 /// A running export.
@@ -119,8 +160,10 @@ struct Export<'a> {
     directory: &'a Directory,
     sink: &'a mut dyn Sink,
     escape: bool,
-    /// Folders already checked: neither they nor the folders above them are names of samples.
+    /// Folders already checked: neither they nor the folders above them are files of samples.
     checked_folders: HashSet<Vec<u8>>,
+    /// The paths so far that another file may have, too.
+    shared_paths: HashSet<Vec<u8>>,
     done: ExportResult,
 }
 
@@ -205,22 +248,23 @@ impl Export<'_> {
         }
         let fields = directory.fields();
         if fields.is_empty() {
-            return self.file(id, name, batch.bytes(index).into(), files);
+            return self.file((id, 0), name, batch.bytes(index).into(), files);
         }
         for (number, field) in fields.iter().enumerate() {
             if let Some(bytes) = batch.field(index, number)? {
                 let kind = directory.field_types().of(number);
                 let bytes = kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes));
-                self.file(id, [&name[..], b".", &in_file_name(field)].concat(), bytes, files)?;
+                let name = [&name[..], b".", &in_file_name(field)].concat();
+                self.file((id, number), name, bytes, files)?;
             }
         }
         Ok(())
     }
 
-    /// Adds a file to `files`, unless its name is refused.
+    /// Adds the file of a field of a sample to `files`, unless its name is refused.
     fn file<'b>(
         &mut self,
-        sample: SampleId,
+        (sample, field): (SampleId, usize),
         name: Vec<u8>,
         bytes: Cow<'b, [u8]>,
         files: &mut Vec<NewFile<'b>>,
@@ -235,8 +279,15 @@ impl Export<'_> {
         };
         let file = NewFile { sample, name, escaped, bytes };
         if let Some(folder) = self.sample_in_the_way(file.path())? {
-            let reason = format!("{} is a sample and cannot be a folder", safe_name(folder));
+            let has_fields = !self.directory.fields().is_empty();
+            let what = if has_fields { "a file of a sample" } else { "a sample" };
+            let reason = format!("{} is {what} and cannot be a folder", safe_name(folder));
             self.refuse(sample, &file.name, reason);
+            return Ok(());
+        }
+        let path = file.path();
+        if self.may_be_shared(path, field)? && !self.shared_paths.insert(path.to_vec()) {
+            self.refuse(sample, &file.name, "a file of that name is already there".to_owned());
             return Ok(());
         }
         files.push(file);
@@ -258,7 +309,7 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// The first folder in `name` that is also the name of a sample. A path cannot be both, so the sample is exported
+    /// The first folder in `name` that is also a file of a sample. A path cannot be both, so the sample is exported
     /// and `name` is refused, even if `name` comes first.
     fn sample_in_the_way<'n>(&mut self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
         let Some(end) = name.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
@@ -266,7 +317,7 @@ impl Export<'_> {
             return Ok(None);
         }
         for (at, _) in name.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
-            if self.directory.lookup(&name[..at])?.is_some() {
+            if self.is_file(&name[..at])? {
                 return Ok(Some(&name[..at]));
             }
         }
@@ -275,6 +326,38 @@ impl Export<'_> {
         }
         self.checked_folders.insert(name[..end].to_vec());
         Ok(None)
+    }
+
+    /// Returns whether a sample has a file of this path. With fields, also if the sample lacks the field.
+    fn is_file(&self, path: &[u8]) -> Result<bool, Error> {
+        if self.directory.fields().is_empty() {
+            return Ok(self.directory.lookup(path)?.is_some());
+        }
+        self.is_file_of_field(path, |_| true)
+    }
+
+    /// Returns whether the file of a field at `path` may have the path of another file: the name of another field may
+    /// end with that of this one, or begin in the other sample's name, and an escaped name may be another one's.
+    fn may_be_shared(&self, path: &[u8], field: usize) -> Result<bool, Error> {
+        Ok(self.escape && path.contains(&b'%') || self.is_file_of_field(path, |it| it != field)?)
+    }
+
+    /// Returns whether `path` is that of one of these fields of a sample, by the fields' numbers.
+    fn is_file_of_field(
+        &self,
+        path: &[u8],
+        is_meant: impl Fn(usize) -> bool,
+    ) -> Result<bool, Error> {
+        let fields = self.directory.fields().iter().enumerate();
+        for (_, field) in fields.filter(|(number, _)| is_meant(*number)) {
+            let name = path.strip_suffix(&in_file_name(field)[..]);
+            if let Some(name) = name.and_then(|name| name.strip_suffix(b"."))
+                && self.directory.lookup(name)?.is_some()
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn refuse(&mut self, sample: SampleId, name: &[u8], reason: String) {
@@ -311,7 +394,7 @@ fn print_result(args: &ExportArgs, done: &ExportResult, time: Duration) -> Resul
         complain(&format!("not exported: {}: {}", safe_name(&refused.raw), refused.reason));
     }
     if !done.refused.is_empty() && !args.escape {
-        eprintln!("dlfs: --escape writes such names in an escaped form");
+        complain("--escape writes such names in an escaped form");
     }
     if args.dest == Path::new("-") {
         return Ok(());

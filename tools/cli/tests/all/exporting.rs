@@ -177,6 +177,58 @@ fn where_a_sample_lies_there_is_no_folder_whichever_comes_first() {
 }
 
 #[test]
+fn two_samples_with_one_path_are_not_both_written() {
+    let dir = TestDir::new();
+    let image = crafted_image(&dir, "x.dlfs", &[b"..", b"%2E%2E", b"plain"]);
+    for dest in ["out", "out.tar"] {
+        let ran = run(&["export", &image, &dir.arg(dest), "--escape", "--json"]).code(1);
+        let json = ran.json();
+        assert_eq!(
+            (&json["files"], &json["refused"].as_array().map(Vec::len)),
+            (&2.into(), &Some(1))
+        );
+    }
+    assert_eq!(dir.files("out").len(), 2);
+    let mut archive = tar::Archive::new(File::open(dir.path("out.tar")).unwrap());
+    assert_eq!(archive.entries().unwrap().count(), 2);
+}
+
+#[test]
+fn a_sample_of_fields_is_no_file_so_that_a_folder_may_have_its_name() {
+    let dir = TestDir::new();
+    let mut archive = tar::Builder::new(File::create(dir.path("in.tar")).unwrap());
+    for name in ["cat.jpg", "cat.cls", "cat/1.jpg", "cat/1.cls"] {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(1);
+        header.set_mode(0o644);
+        header.set_cksum();
+        archive.append_data(&mut header, name, &b"5"[..]).unwrap();
+    }
+    archive.finish().unwrap();
+    let image = dir.arg("x.dlfs");
+    run(&["import", &dir.arg("in.tar"), &image, "--from", "webdataset"]).code(0);
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out").len(), 4);
+}
+
+#[test]
+fn a_failed_export_leaves_no_table_of_columns() {
+    let dir = TestDir::with_source();
+    let image = dir.arg("train.dlfs");
+    fs::write(dir.path("table.csv"), "file,width\ncat/003.bin,5\n").unwrap();
+    let columns = ["--columns", &dir.arg("table.csv")];
+    run(&[&["import", &dir.arg("source"), &image][..], &columns].concat()).code(0);
+    fs::create_dir(dir.path("mine")).unwrap();
+    fs::write(dir.path("mine/precious"), "mine").unwrap();
+    let table = dir.arg("out.csv");
+    let export = |dest: &str| run(&["export", &image, &dir.arg(dest), "--columns", &table]);
+    export("mine").code(1).complains_of(&["not empty"]);
+    assert!(!dir.path("out.csv").exists());
+    export("out").code(0);
+    assert!(dir.path("out.csv").exists());
+}
+
+#[test]
 fn a_damaged_sample_is_left_out_with_exit_code_3() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
