@@ -312,6 +312,12 @@ fn begin(
         None => filling.is_some() || reads_shards && set.missing()? > 0,
     };
     if is_first {
+        if options.open.view.is_some() {
+            let text = "a view needs the index of all shards, and some have none yet";
+            let hint =
+                "make it beforehand with dlfs index, or read the first epoch without the view";
+            return Err(Error::invalid(text, hint).target(Address::list_to_string(addresses)));
+        }
         let epoch = lanes.map_or(Epoch(load.epochs.start), |state| state.spec.epoch);
         let first = FirstEpoch::begin((set, filling), load, epoch, lanes)?;
         return Ok((ShardPhase::First(Box::new(first)), epoch.0));

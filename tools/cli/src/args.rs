@@ -194,6 +194,11 @@ impl ImageArgs {
         self.open.shards && self.open.index.is_some()
     }
 
+    /// Returns whether only the samples of a view are read.
+    pub(crate) fn has_view(&self) -> bool {
+        self.open.view.is_some()
+    }
+
     /// Opens the image for reading, and loads the samples' names.
     ///
     /// # Errors

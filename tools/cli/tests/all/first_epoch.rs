@@ -125,6 +125,18 @@ fn a_run_with_a_report_makes_the_index_first_and_writes_its_files() {
 
 /// A killed process has no newer state than that of its start: here it begins anew, and makes only what is missing.
 #[test]
+fn a_view_is_read_alone_though_the_shards_have_no_index_yet() {
+    let dir = with_shards();
+    let view = dir.arg("some.view");
+    let shards = ["--shards", "--index", &dir.arg("index")];
+    let select = ["select", &dir.arg("shards"), "name glob '*-001'", "--out", &view];
+    run(&[&select[..], &shards].concat()).code(0);
+    fs::remove_dir_all(dir.path("index")).unwrap();
+    run(&with(&options(&dir), &["--view", &view, "--ids", &dir.arg("ids")])).code(0);
+    assert_eq!(ids(&dir, "ids").len(), SHARDS);
+}
+
+#[test]
 fn what_a_killed_run_has_indexed_is_kept() {
     let dir = with_shards();
     let list = dir.path("ids");

@@ -300,7 +300,10 @@ impl Run {
         let report = RunReport { stall_s: loader_stats.stall_s, ..stats.finish() };
 
         self.joined.iter().for_each(|joined| joined.wait_for_end(self.dataset.image()));
-        self.state.save()?; // also after an error, so that the run can resume there
+        let saved = self.state.save(); // also after an error, so that the run can resume there
+        if let (Err(_), Err(error)) = (&end, &saved) {
+            complain(&error.report());
+        }
         let written = self.files.write(batches.loader());
         if end.as_ref().is_ok_and(|end| *end == End::Complete) {
             check_complete(report.samples, total)?;
@@ -308,6 +311,7 @@ impl Run {
             complain(&error.report()); // the run's own error, or its stop, decides the exit code
         }
         let end = end?;
+        saved?;
         let only = std::slice::from_ref(&self.dataset);
         let datasets = self.mixture.as_ref().map_or(only, Mixture::datasets);
         print_report(args, datasets, &sources, batches.rows(), &report, &loader_stats)?;

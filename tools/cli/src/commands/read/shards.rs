@@ -13,7 +13,7 @@ use dlfs::shards::image_to_fill;
 use super::report::print_rate;
 use super::run_files::IdsFile;
 use super::{ReadArgs, Setup};
-use crate::exit::{Failure, Outcome, usage};
+use crate::exit::{Failure, Outcome, complain, usage};
 use crate::out::{Meter, Out, joined};
 use crate::reading::{End, keys};
 use crate::run_stats::{RunReport, RunStats};
@@ -27,6 +27,7 @@ pub(super) fn builds_index_while_reading(args: &ReadArgs) -> bool {
         || args.tokens.batch_tokens.is_some()
         || args.peers.peers.is_some()
         || args.store.store.is_some()
+        || args.image.has_view()
         || args.report.is_given();
     args.image.keeps_index() && !needs_all
 }
@@ -67,8 +68,12 @@ pub(super) fn read_shards(args: &ReadArgs, setup: Setup, quiet: bool) -> Result<
     };
     let end = read();
     drop(meter);
-    state.save()?; // also after an error, so that the run can resume there
+    let saved = state.save(); // also after an error, so that the run can resume there
+    if let (Err(_), Err(error)) = (&end, &saved) {
+        complain(&error.report()); // the run's own error decides the exit code
+    }
     let end = end?;
+    saved?;
     print_shards(args, &loader, &stats.finish())?;
     match end {
         End::Complete => Ok(Outcome::Done),
