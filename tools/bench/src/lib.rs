@@ -25,6 +25,7 @@ mod values;
 mod worker;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::sync::atomic::Ordering;
 
 use dlfs::report::text::safe_text;
@@ -43,6 +44,11 @@ pub fn command(arguments: &[OsString]) -> Result<u8, String> {
     }
 }
 
+/// Prints a line to standard error; one that nobody reads must not end the run before its figures are written.
+pub fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "dlfs-bench: {text}"); // the exit code reports errors too
+}
+
 fn run_jobs(request: &Request) -> Result<u8, String> {
     let tasks = run::tasks(request)?;
     if request.run.parse_only {
@@ -51,14 +57,19 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
     let stop = run::catch_signals()?;
     let mut output = Output::create(request)?;
     output.header(&tasks)?;
-    let entries = run::run(request, &tasks, &stop)?;
+    let mut entries = Vec::new();
+    let end = run::run(request, &tasks, &stop, &mut entries);
+    if let (Err(error), true) = (&end, entries.is_empty()) {
+        return Err(error.clone());
+    }
     for Entry { job, stats, .. } in entries.iter().filter(|entry| entry.stats.errors > 0) {
         let errno = std::io::Error::from_raw_os_error(stats.first_error);
         let message = safe_text(&stats.message); // may name files of a folder
-        eprintln!("dlfs-bench: {}: {message} ({errno})", job.name);
+        complain(&format!("{}: {message} ({errno})", job.name));
     }
     let failed = entries.iter().any(|entry| entry.stats.errors > 0);
     output.result(entries)?;
+    end?;
     Ok(if stop.load(Ordering::Relaxed) { INTERRUPTED } else { failed.into() })
 }
 

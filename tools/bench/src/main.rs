@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     match dlfs_bench::command(&arguments) {
         Ok(code) => ExitCode::from(code),
         Err(message) => {
-            eprintln!("dlfs-bench: {}", safe_text(&message));
+            dlfs_bench::complain(&safe_text(&message));
             ExitCode::from(1)
         }
     }

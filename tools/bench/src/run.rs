@@ -92,8 +92,8 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
     check_name(job)
 }
 
-/// Runs all tasks until they end, or until `stop` is set; then no further stage begins. Returns the figures of the
-/// tasks that ran, in the same order.
+/// Runs all tasks until they end, or until `stop` is set; then no further stage begins. Appends the figures of the
+/// tasks that ran to `entries`, in the same order; those of the stages before an error too.
 ///
 /// # Errors
 /// Errors of targets, found before their stage starts; a thread that cannot start or that panicked. I/O errors are in
@@ -102,14 +102,14 @@ pub(crate) fn run(
     request: &Request,
     tasks: &[Task],
     stop: &Arc<AtomicBool>,
-) -> Result<Vec<Entry>, String> {
+    entries: &mut Vec<Entry>,
+) -> Result<(), String> {
     let mut setup = Setup {
         run_start: Instant::now(),
         targets: Targets::for_jobs(&request.jobs),
         images: HashMap::new(),
         stop: Arc::clone(stop),
     };
-    let mut entries = Vec::new();
     for stage in tasks.chunk_by(|one, next| one.stage == next.stage) {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -128,7 +128,7 @@ pub(crate) fn run(
             entries.push(Entry { job: Arc::clone(&task.job), group: task.group, jobs: 1, stats });
         }
     }
-    Ok(entries)
+    Ok(())
 }
 
 /// The work of one thread.
@@ -156,7 +156,7 @@ impl Setup {
         let begin = move || {
             // The list was checked before. If a processor has since gone offline, the thread runs elsewhere.
             if let Some(Err(error)) = cpus_of_thread.as_ref().map(Cpus::bind_this_thread) {
-                eprintln!("dlfs-bench: {}", error.report());
+                crate::complain(&error.report());
             }
             gate.wait();
         };

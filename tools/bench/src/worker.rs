@@ -164,7 +164,7 @@ impl Worker {
         let mut is_ramp = !self.job.ramp_time.is_zero();
         let mut cpu = self.start_counting();
         while self.pass() {
-            if is_ramp && self.now >= ramp_end {
+            if is_ramp && self.now >= ramp_end && self.stats.errors == 0 {
                 is_ramp = false;
                 cpu = self.start_counting();
             }

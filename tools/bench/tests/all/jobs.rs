@@ -33,6 +33,21 @@ fn a_random_read_of_a_plain_file_by_every_engine_moves_what_was_asked() {
 }
 
 #[test]
+fn the_figures_of_a_stage_are_printed_though_the_next_one_cannot_begin() {
+    let dir = TestDir::new();
+    let jobs = dir.write(
+        "stages.fio",
+        "[a]\nioengine=null\nsize=1m\nrw=read\n\n\
+         [b]\nstonewall\nrw=read\nfilename=/nonexistent/x\n",
+    );
+    let ran = run(&[jobs.to_str().unwrap(), "--output-format=json"]).code(1);
+    ran.complains_of(&["/nonexistent/x"]);
+    let json = ran.json();
+    assert_eq!(json["jobs"].as_array().unwrap().len(), 1);
+    assert_eq!(json["jobs"][0]["read"]["io_bytes"], 1 << 20);
+}
+
+#[test]
 fn what_was_written_is_verified_and_a_changed_byte_is_found() {
     let dir = TestDir::new();
     for (engine, verify) in [("auto", "crc32c"), ("io_uring", "pattern")] {
