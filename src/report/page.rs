@@ -511,6 +511,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tier_of_any_size_gets_advice() {
+        let mut report = report(2000, 2);
+        report.tiers = vec![TierUse {
+            name: "huge".into(),
+            capacity_bytes: u64::MAX,
+            used_bytes: u64::MAX / 2,
+            hit_bytes: 5,
+        }];
+        assert!(report.advice().iter().all(|advice| !advice.contains("huge is full")));
+    }
+
+    #[test]
     fn a_tier_that_holds_all_data_is_not_too_small() {
         let mut held = Report { timeline: Timeline::new(), ..report(0, 1) };
         held.tiers = vec![TierUse {

@@ -222,7 +222,8 @@ fn faster_reads(report: &Report) -> String {
     let comes_again = is_first || later.of(Place::Origin).saturating_mul(20) > later.total();
     let room = report.tiers.iter().fold(0_u64, |sum, tier| sum.saturating_add(tier.capacity_bytes));
     let lacks_room = comes_again && room < report.facts.data_bytes;
-    let is_full = |tier: &&TierUse| tier.used_bytes * 20 >= tier.capacity_bytes * 19;
+    let is_full =
+        |tier: &&TierUse| u128::from(tier.used_bytes) * 20 >= u128::from(tier.capacity_bytes) * 19;
     if let Some(tier) = report.tiers.iter().find(is_full).filter(|_| lacks_room) {
         let afar = bytes(places.of(Place::Origin));
         let all = bytes(places.total());
