@@ -65,13 +65,21 @@ pub(crate) fn discover(args: DiscoverArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
+/// The transport type of a record of NVMe/TCP.
+const TRTYPE_TCP: u8 = 3;
+
 /// The address of a subsystem that our host can connect to.
 fn address(record: &DiscoveryRecord, asked: &str) -> Option<Address> {
     let subnqn = record.subnqn().ok()?;
     let traddr = on_link(record.traddr()?, asked);
     let trsvcid = record.port()?;
     let is_nvm = record.subtype == DiscoveryRecord::SUBTYPE_NVM;
-    is_nvm.then_some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }))
+    (is_nvm && record.trtype == TRTYPE_TCP).then_some(Address::Tcp(TcpAddress {
+        traddr,
+        trsvcid,
+        subnqn,
+        nsid: None,
+    }))
 }
 
 /// The address in a record. A link-local address (fe80::/10) gets the scope of `asked`, the address of the
@@ -211,14 +219,16 @@ fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<TcpAddress> {
     // Without a discovery service on this port, or if it lists only other subsystems, the path is this
     // address.
     let records = tcp::discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
-    let is_ours =
-        |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
+    let is_ours = |record: &&DiscoveryRecord| {
+        record.trtype == TRTYPE_TCP && record.subnqn().is_ok_and(|nqn| nqn == address.subnqn)
+    };
     let at = |traddr: &str, trsvcid| {
         let traddr = traddr.to_owned();
         TcpAddress { traddr, trsvcid, nsid: None, ..address.clone() }
     };
     let listed = records.iter().filter(is_ours);
-    let listed = listed.filter_map(|record| Some(at(record.traddr()?, record.port()?)));
+    let listed = listed
+        .filter_map(|record| Some(at(&on_link(record.traddr()?, &address.traddr), record.port()?)));
     let mut paths: Vec<TcpAddress> = listed.collect();
     if paths.is_empty() {
         paths.push(at(&address.traddr, address.trsvcid));
