@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use dlfs::dataset::{Damage, VerifyOptions, VerifyReport};
 
 use crate::args::{ConnectionArgs, ImageArgs, engines};
+use crate::commands::samples::json_name;
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Meter, Out, known};
 use crate::reading::check_complete;
@@ -79,9 +80,11 @@ fn describe(damage: &Damage) -> String {
 /// The report as JSON.
 fn verify_json(report: &VerifyReport, seconds: f64) -> Value {
     let damage = |damage: &Damage| {
+        let (name, name_hex) = damage.name.as_deref().map(json_name).unzip();
         known(json!({
             "id": damage.sample.map(|id| id.0),
-            "name": damage.name.as_deref().map(out::safe_name),
+            "name": name,
+            "name_hex": name_hex.flatten(),
             "namespace": damage.namespace,
             "offset_bytes": damage.offset_bytes,
             "what": damage.what,
