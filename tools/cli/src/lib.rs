@@ -23,6 +23,7 @@ mod weights;
 mod top;
 
 use std::ffi::OsString;
+use std::io::Write;
 
 use clap::{CommandFactory, FromArgMatches};
 
@@ -42,7 +43,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             if *safe == *text {
                 error.exit(); // in colours
             }
-            eprint!("{safe}");
+            let _ = write!(std::io::stderr(), "{safe}"); // the exit code reports it too
             return error.exit_code() as u8;
         }
     };

@@ -3,7 +3,7 @@
 //! [`Meter`] shows one task. [`StageProgress`] shows the stages of a command that writes an image or an index, and
 //! stops the command on a signal.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -61,7 +61,8 @@ impl Meter {
                 0 => counted(done, self.noun),
                 total => format!("{} of {}", count(done), counted(total, self.noun)),
             };
-            eprintln!("{}", plain_line(self.label, &done, bytes, time));
+            let line = plain_line(self.label, &done, bytes, time);
+            let _ = writeln!(io::stderr(), "{line}"); // the work goes on if nobody reads it
         }
     }
 }

@@ -27,7 +27,7 @@ use dlfs::{Error, ErrorKind};
 use self::comparison::{Compared, Comparison, Figures};
 use self::files::{Generator, SourceFiles};
 use crate::args::unweighted;
-use crate::exit::{Failure, GRACE, Outcome, Stop, about_file};
+use crate::exit::{Failure, GRACE, Outcome, Stop, about_file, complain};
 use crate::out::{self, Meter, Out, StageProgress};
 use crate::reading::{End, Samples, read_batches};
 use crate::run_stats::{Percentiles, RunReport, RunStats};
@@ -71,7 +71,7 @@ pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
     let path = scratch.path().to_path_buf();
     let removed = scratch.close();
     if stop.is_set() {
-        eprintln!("dlfs: stopped; what the demo had made is removed");
+        complain("stopped; what the demo had made is removed");
         return Ok(Outcome::Incomplete);
     }
     result.map_err(hint_at_tmpdir)?;

@@ -118,7 +118,7 @@ impl StateFile {
     /// resumable.
     pub(super) fn save_when_stopped(&self) -> Outcome {
         if self.file.is_none() {
-            eprintln!("dlfs: stopped; with --state FILE the run could be resumed");
+            complain("stopped; with --state FILE the run could be resumed");
             return Outcome::Incomplete;
         }
         match self.save() {
