@@ -153,14 +153,27 @@ impl Simulation {
 
     /// The lower bound, in seconds, of policies that read every sample in every epoch, with tiers of this size.
     /// In the first epoch, all samples come from the origin; in later epochs, those that fit in no tier do. In
-    /// each epoch, the nodes compute meanwhile.
+    /// each epoch, the nodes compute meanwhile. The origin gives what it gives at its best to any number of nodes that read
+    /// samples or chunks; with [`Sharing::Nodes`], it does so to each of a node's threads.
     pub fn cache_bound(&self) -> f64 {
         let job = &self.job;
         let nodes = u64::from(self.job.schedule.nodes());
         let held = job.tier_bytes.iter().sum::<u64>().saturating_mul(nodes);
         let read = self.total_bytes as f64 * job.schedule.positions as f64 / job.sizes.len() as f64;
         let compute = read / (job.model.compute.0 * nodes) as f64;
-        let origin = (job.model.origin_rate(job.model.nodes).0 * nodes) as f64;
+        let rates = (1..=job.model.nodes).map(|readers| {
+            let chunks = job.origin_chunks.at(readers).shared_by(readers);
+            let rate = job.model.origin_rate(readers).max(job.model.origin_link.min(chunks));
+            rate.0 as f64 * f64::from(readers)
+        });
+        let fetching = match job.sharing {
+            Sharing::Nodes => {
+                let fills = job.model.tiers.iter().map(|tier| tier.threads);
+                fills.fold(job.model.staging.threads, u32::saturating_add)
+            }
+            Sharing::Transfers => 1,
+        };
+        let origin = rates.fold(0.0, f64::max) * f64::from(fetching);
         let first = compute.max(read / origin);
         let later = compute.max((read - held as f64) / origin);
         first + later * f64::from(job.schedule.epochs - 1)

@@ -112,6 +112,8 @@ fn threads_share_a_throttled_origin() {
     config.environment.staging.threads = 2;
     let simulated = seconds(&config, Policy::StagingPool);
     assert!((simulated / 50.0 - 1.0).abs() < 0.02, "{simulated}");
+    let bound = Simulation::new(&config).unwrap().cache_bound();
+    assert!(simulated >= bound * 0.999, "{simulated} below {bound}");
 }
 
 #[test]
