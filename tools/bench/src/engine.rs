@@ -4,7 +4,7 @@
 //! options of a path, only `direct` and `writable` count. Without the user's consent, a job overwrites neither a data
 //! set nor a block device in use.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
@@ -54,13 +54,25 @@ pub(crate) struct Targets {
     /// Names of the targets that the first clone of some job writes. Every job opens them for writing, so that readers
     /// and writers can share a target.
     written: Vec<String>,
+    /// The bytes that the jobs with a `filename=` need of it, the most of all: a file is made before the first of them.
+    needed: HashMap<String, u64>,
+    /// The threads of all jobs. Those of one stage may share a connection.
+    threads: u64,
 }
 
 impl Targets {
     /// No targets yet; `jobs` are all jobs of the run.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
         let writers = jobs.iter().filter(|job| job.rw.writes());
-        Targets { opened: Vec::new(), written: writers.filter_map(|j| name_of(j, 0)).collect() }
+        let written = writers.filter_map(|j| name_of(j, 0)).collect();
+        let mut needed = HashMap::new();
+        let has_file = |job: &&Job| job.filename.is_some() && job.ioengine != Engine::Null;
+        for job in jobs.iter().filter(has_file) {
+            let len: &mut u64 = needed.entry(name_of(job, 0).unwrap_or_default()).or_default();
+            *len = wanted_len(job).max(*len);
+        }
+        let threads = jobs.iter().map(|job| job.numjobs).sum();
+        Targets { opened: Vec::new(), written, needed, threads }
     }
 
     /// The target of the `number`th clone of `job`, created and opened if necessary.
@@ -74,6 +86,8 @@ impl Targets {
         let name = name_of(job, number).ok_or("no target: filename= is missing")?;
         let address = address_of(job, &name)?;
         let mut options = connect_options(job, self.written.contains(&name) || job.rw.writes())?;
+        let threads = u16::try_from(self.threads).unwrap_or(u16::MAX);
+        options.nr_io_queues = options.nr_io_queues.max(threads);
         if let Address::Path(_) = address {
             let ConnectOptions { direct, writable, .. } = options;
             options = ConnectOptions { direct, writable, ..ConnectOptions::default() };
@@ -84,7 +98,8 @@ impl Targets {
         }) {
             return Ok(target.clone());
         }
-        let device = device(job, &name, &address, &options)?;
+        let len = self.needed.get(&name).copied().unwrap_or_else(|| wanted_len(job));
+        let device = device(job, (&name, len), &address, &options)?;
         let target = Target { name, namespace: device.namespace(), device: Some(device) };
         self.opened.push((job.ioengine, options, target.clone()));
         Ok(target)
@@ -189,10 +204,10 @@ fn null_target(job: &Job) -> Result<Target, String> {
     Ok(Target { name: "null".to_owned(), namespace, device: None })
 }
 
-/// Opens a target: makes a file if necessary, and checks that the job may write.
+/// Opens the target `name`: makes a file of `len` bytes if necessary, and checks that the job may write.
 fn device(
     job: &Job,
-    name: &str,
+    (name, len): (&str, u64),
     address: &Address,
     options: &ConnectOptions,
 ) -> Result<Arc<dyn Device>, String> {
@@ -231,7 +246,7 @@ fn device(
     if let Address::Path(path) = address
         && (writable || !is_there)
     {
-        extend_file(name, path, wanted_len(job))?;
+        extend_file(name, path, len)?;
     }
     let device = open(writable)?;
     if writable && device.namespace().read_only {

@@ -95,8 +95,17 @@ impl SampleFigures {
 /// Neither `filename=` nor `directory=` is given; an address or an option of the connection is invalid. Errors of the
 /// library.
 pub(crate) fn open_image(job: &Job) -> Result<Image, String> {
-    let names = name_of(job, 0).ok_or("no data set: filename= is missing")?;
-    let addresses: Result<Vec<_>, _> = names.split(',').map(|name| address_of(job, name)).collect();
+    let list = job.filename.as_deref().map_or_else(Vec::new, |list| list.split(',').collect());
+    let of_folder = |name: &str| {
+        let mut one = job.clone();
+        one.filename = Some(name.to_owned());
+        name_of(&one, 0)
+    };
+    let mut names: Vec<String> = list.into_iter().filter_map(of_folder).collect();
+    if names.is_empty() {
+        names.push(name_of(job, 0).ok_or("no data set: filename= is missing")?);
+    }
+    let addresses: Result<Vec<_>, _> = names.iter().map(|name| address_of(job, name)).collect();
     let options = OpenOptions { connect: connect_options(job, false)?, ..OpenOptions::default() };
     Image::open(&addresses?, &options).map_err(|error| error.report())
 }

@@ -99,6 +99,20 @@ fn every_sample_of_every_epoch_is_read_and_verified_in_every_order() {
 }
 
 #[test]
+fn a_data_set_of_two_files_of_a_folder_is_named_without_the_folder() {
+    let dir = TestDir::new();
+    image(&dir); // makes the source
+    let addresses = ["a.dlfs", "b.dlfs"].map(|name| Address::from_path(&dir.path(name)));
+    let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
+    let source = dir.path("source");
+    import(&[source], &addresses, &options, &ConnectOptions::default(), &mut ()).unwrap();
+    let folder = format!("--directory={}", dir.folder().display());
+    let more = ["--filename=a.dlfs,b.dlfs", "--output-format=json"];
+    let out = run(&[&["--name=s", "--rw=samples", &folder][..], &more].concat()).code(0);
+    assert_eq!(out.json()["jobs"][0]["dlfs"]["samples"]["samples"], SAMPLES);
+}
+
+#[test]
 fn ranks_share_an_epoch_and_computing_counts_as_utilisation() {
     let dir = TestDir::new();
     let image = image(&dir);

@@ -48,6 +48,18 @@ fn the_figures_of_a_stage_are_printed_though_the_next_one_cannot_begin() {
 }
 
 #[test]
+fn a_file_is_made_as_long_as_the_job_that_needs_most_of_it() {
+    let dir = TestDir::new();
+    let file = dir.path("x.img");
+    let text = format!(
+        "[global]\nfilename={}\nrw=write\nbs=4k\nstonewall\n[a]\nsize=1m\n[b]\nsize=2m\n",
+        file.display()
+    );
+    let ran = run(&[dir.write("two.fio", &text).to_str().unwrap(), "--output-format=json"]).code(0);
+    assert_eq!(ran.json()["jobs"][1]["write"]["io_bytes"], 2 << 20);
+}
+
+#[test]
 fn what_was_written_is_verified_and_a_changed_byte_is_found() {
     let dir = TestDir::new();
     for (engine, verify) in [("auto", "crc32c"), ("io_uring", "pattern")] {
