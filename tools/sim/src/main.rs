@@ -1,5 +1,6 @@
 //! The command `dlfs-sim`: predicts how long a training takes on hypothetical machines.
 
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -110,13 +111,21 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("dlfs-sim: {}", safe_text(&error.to_string()));
+            let is_unread = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+            if !error.downcast_ref().is_some_and(is_unread) {
+                complain(&safe_text(&error.to_string()));
+            }
             ExitCode::from(2)
         }
     }
 }
 
 type Failure = Box<dyn std::error::Error>;
+
+/// Prints a line to standard error, which may have no reader.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "dlfs-sim: {text}"); // the exit code reports errors too
+}
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let json = arguments.json;
@@ -145,7 +154,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             if input.dataset.is_some() {
                 config.dataset = Dataset::like(&input.sizes(&config)?);
             }
-            print!("{}", toml::to_string(&config)?);
+            write!(io::stdout(), "{}", toml::to_string(&config)?)?;
             Ok(())
         }
     }
@@ -216,10 +225,10 @@ fn print_thesis(scenario: Option<u32>, thesis_only: bool, json: bool) -> Result<
     let tables: Vec<thesis::Table> = tables.collect::<Result<_, _>>()?;
     for table in &tables {
         if json {
-            println!("{}", serde_json::to_string(table)?);
+            writeln!(io::stdout(), "{}", serde_json::to_string(table)?)?;
             continue;
         }
-        println!("Scenario {}", table.scenario);
+        writeln!(io::stdout(), "Scenario {}", table.scenario)?;
         let mut text = text_table(&["policy", "seconds", "thesis", "ratio"]);
         for row in &table.rows {
             let cell = |value: Option<f64>, digits| {
@@ -230,7 +239,7 @@ fn print_thesis(scenario: Option<u32>, thesis_only: bool, json: bool) -> Result<
             let printed = if is_ours { String::new() } else { cell(row.thesis, 2) };
             text.add_row([row.policy, &cell(row.seconds, 2), &printed, &ratio]);
         }
-        println!("{text}\n");
+        writeln!(io::stdout(), "{text}\n")?;
     }
     Ok(())
 }
@@ -250,7 +259,7 @@ fn print_sweep(
     json: bool,
 ) -> Result<(), Failure> {
     if json {
-        println!("{}", serde_json::to_string(points)?);
+        writeln!(io::stdout(), "{}", serde_json::to_string(points)?)?;
         return Ok(());
     }
     let mut text = text_table(&["memory GB", "disk GB", "seconds", "thesis", "ratio"]);
@@ -264,19 +273,21 @@ fn print_sweep(
             printed.map_or(String::new(), |printed| format!("{:.4}", point.seconds / printed)),
         ]);
     }
-    println!("{text}");
+    writeln!(io::stdout(), "{text}")?;
     Ok(())
 }
 
 fn print_advice(advice: &search::Advice, json: bool) -> Result<(), Failure> {
     if json {
-        println!("{}", serde_json::to_string(advice)?);
+        writeln!(io::stdout(), "{}", serde_json::to_string(advice)?)?;
         return Ok(());
     }
-    println!(
+    writeln!(
+        io::stdout(),
         "lower bound: {:.2} s; {} environments simulated",
-        advice.bound_seconds, advice.simulated
-    );
+        advice.bound_seconds,
+        advice.simulated
+    )?;
     let describe = |point: &search::Point| {
         let memory = point.memory_mb / 1e3;
         let disk = point.disk_mb / 1e3;
@@ -287,9 +298,13 @@ fn print_advice(advice: &search::Advice, json: bool) -> Result<(), Failure> {
         )
     };
     match (&advice.cheapest, &advice.fastest) {
-        (Some((point, cost)), _) => println!("cheapest: {}, costs {cost:.2}", describe(point)),
-        (None, Some(point)) => println!("none is fast enough; fastest: {}", describe(point)),
-        (None, None) => println!("no environment was given"),
+        (Some((point, cost)), _) => {
+            writeln!(io::stdout(), "cheapest: {}, costs {cost:.2}", describe(point))?
+        }
+        (None, Some(point)) => {
+            writeln!(io::stdout(), "none is fast enough; fastest: {}", describe(point))?
+        }
+        (None, None) => writeln!(io::stdout(), "no environment was given")?,
     }
     Ok(())
 }
@@ -311,10 +326,10 @@ fn print_results(
         });
         let rows: Vec<serde_json::Value> = rows.collect();
         let report = serde_json::json!({"name": name, "cache_bound_seconds": bound, "rows": rows});
-        println!("{report}");
+        writeln!(io::stdout(), "{report}")?;
         return Ok(());
     }
-    println!("{name}; with tiers of this size nothing takes less than {bound:.2} s");
+    writeln!(io::stdout(), "{name}; with tiers of this size nothing takes less than {bound:.2} s")?;
     let header = ["policy", "seconds", "load", "local MB", "remote MB", "origin MB", "filled MB"];
     let mut text = text_table(&header);
     let mut notes = Vec::new();
@@ -338,9 +353,9 @@ fn print_results(
             }
         }
     }
-    println!("{text}");
-    notes.iter().for_each(|note| println!("{note}"));
-    println!();
+    writeln!(io::stdout(), "{text}")?;
+    notes.iter().try_for_each(|note| writeln!(io::stdout(), "{note}"))?;
+    writeln!(io::stdout())?;
     Ok(())
 }
 
@@ -380,7 +395,7 @@ impl InputArgs {
         let probed = dlfs::cache::Environment::parse(&read(file)?)
             .map_err(|error| format!("{}: {}", file.display(), error.report()))?;
         if probed.copy_bandwidth.is_some() {
-            eprintln!("dlfs-sim: copy_bandwidth is not simulated: copying takes what is free");
+            complain("copy_bandwidth is not simulated: copying takes what is free");
         }
         let environment = config.environment.with_probed(&probed)?;
         Ok(Config { environment, ..config })

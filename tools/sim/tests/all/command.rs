@@ -50,6 +50,15 @@ fn the_thesis_is_printed_as_json_with_the_fields_that_are_promised() {
 }
 
 #[test]
+fn a_closed_pipe_ends_the_command_silently() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dlfs-sim"));
+    let output = command.args(["config", "--scenario", "1"]).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), &output.stderr[..]), (Some(2), &b""[..]));
+}
+
+#[test]
 fn a_configuration_that_was_printed_can_be_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = config(folder.path(), "samples = 10000", "samples = 500");
