@@ -258,6 +258,17 @@ fn a_closed_pipe_ends_an_export_silently() {
     assert_eq!((status.signal(), stderr.as_str()), (Some(13), ""));
 }
 
+#[test]
+fn messages_that_nobody_reads_do_not_change_the_end_of_an_export() {
+    let dir = TestDir::new();
+    let image = crafted_image(&dir, "x.dlfs", &[b"..", b"plain"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = common::dlfs();
+    command.args(["export", &image, &dir.arg("out")]).stderr(writer);
+    assert_eq!(command.status().unwrap().code(), Some(1));
+}
+
 #[track_caller]
 fn assert_only(dir: &TestDir, expected: &[&str]) {
     let mut found: Vec<String> = fs::read_dir(dir.path(""))
