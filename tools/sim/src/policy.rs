@@ -153,8 +153,8 @@ impl Simulation {
 
     /// The lower bound, in seconds, of policies that read every sample in every epoch, with tiers of this size.
     /// In the first epoch, all samples come from the origin; in later epochs, those that fit in no tier do. In
-    /// each epoch, the nodes compute meanwhile. The origin gives what it gives at its best to any number of nodes that read
-    /// samples or chunks; with [`Sharing::Nodes`], it does so to each of a node's threads.
+    /// each epoch, the nodes compute meanwhile. The origin gives what it gives at its best to any number of
+    /// nodes that read samples or chunks; with [`Sharing::Nodes`], it does so to each of a node's threads.
     pub fn cache_bound(&self) -> f64 {
         let job = &self.job;
         let nodes = u64::from(self.job.schedule.nodes());
