@@ -102,7 +102,7 @@ fn every_sample_of_every_epoch_is_read_and_verified_in_every_order() {
 fn a_data_set_of_two_files_of_a_folder_is_named_without_the_folder() {
     let dir = TestDir::new();
     image(&dir); // makes the source
-    let addresses = ["a.dlfs", "b.dlfs"].map(|name| Address::from_path(&dir.path(name)));
+    let addresses = ["a.dlfs", "b.dlfs"].map(|name| Address::from_path(dir.path(name)));
     let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
     let source = dir.path("source");
     import(&[source], &addresses, &options, &ConnectOptions::default(), &mut ()).unwrap();
