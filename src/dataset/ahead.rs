@@ -198,6 +198,11 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             self.shared.changed.notify_all();
             (window, is_late) = self.shared.changed.wait_until(window, until);
         }
+        if is_late {
+            // Its place is away: nobody else waits for it, or again.
+            window.coming.remove(&id);
+            window.following.remove(&id);
+        }
         window.awaited.remove(&id);
         let found = window.take(id);
         self.shared.changed.notify_all();

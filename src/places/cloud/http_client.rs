@@ -61,8 +61,9 @@ pub(super) async fn answer(
 /// Adds the header for the user in the URL, if there is one: nobody below makes it of the URL.
 fn add_user(client: &Client, request: &mut HttpRequest) -> Result<(), HttpError> {
     let authority = request.uri().authority();
-    if !authority.is_some_and(|authority| authority.as_str().contains('@')) {
-        return Ok(());
+    let has_user = authority.is_some_and(|authority| authority.as_str().contains('@'));
+    if !has_user || request.headers().contains_key(AUTHORIZATION) {
+        return Ok(()); // a signature or a token goes before the user of an endpoint
     }
     let of_user = client.get(request.uri().to_string()).build();
     let of_user = of_user.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;

@@ -114,7 +114,7 @@ impl Mount {
             opened: AtomicPtr::default(),
             in_use: AtomicBool::default(),
             opening: Forked::empty(),
-            counters: Forked::empty(),
+            counters: Forked::new(Counters::default()),
         }
     }
 
@@ -192,7 +192,7 @@ impl Mount {
         };
         // Reads no sample, but makes the first reader now: its descriptors then have no low numbers either.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
-        let origin = Forked::empty();
+        let origin = Forked::new(FileCounters::default());
         Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })
     }
 }

@@ -94,7 +94,8 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
                 let tier = unescaped_all(tier);
                 let relative = tier.strip_prefix("file:");
                 let relative = relative.filter(|rest| !rest.starts_with(['/', ':'])); // or no path
-                let from_root = relative.map(|rest| format!("file:{}", from_here(rest).display()));
+                let from_root =
+                    relative.and_then(|rest| Some(format!("file:{}", from_here(rest).to_str()?)));
                 tiers.push(from_root.unwrap_or(tier).parse().map_err(|why| format!("{why}"))?)
             }
             Some(("copy", size)) => copy_bytes = parse_size(size).map_err(|why| why.to_string())?,

@@ -234,6 +234,8 @@ for name, *arguments in [
     ("utime", file, None), ("utimes", file, None), ("lutimes", file, None), ("futimesat", folder, b"text", None),
     ("mkfifoat", folder, b"new", 0o600), ("mknodat", folder, b"new", 0o100600, 0), ("mkfifo", new, 0o600),
 ]:
+    if not hasattr(libc, name):
+        continue  # glibc has mknodat since 2.33
     ctypes.set_errno(0)
     assert getattr(libc, name)(*arguments) == -1 and ctypes.get_errno() == 30, (name, ctypes.get_errno())
 print("refused")
