@@ -313,9 +313,9 @@ fn begin(
     };
     if is_first {
         if options.open.view.is_some() {
-            let text = "a view needs the index of all shards, and some have none yet";
-            let hint =
-                "make it beforehand with dlfs index, or read the first epoch without the view";
+            let text = "the first epoch over shards reads all samples, and a view does not";
+            let hint = "make the index with dlfs index and begin anew without an image to fill, or read the first \
+                        epoch without the view";
             return Err(Error::invalid(text, hint).target(Address::list_to_string(addresses)));
         }
         let epoch = lanes.map_or(Epoch(load.epochs.start), |state| state.spec.epoch);

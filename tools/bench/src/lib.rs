@@ -68,8 +68,12 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
         complain(&format!("{}: {message} ({errno})", job.name));
     }
     let failed = entries.iter().any(|entry| entry.stats.errors > 0);
-    output.result(entries)?;
+    let printed = output.result(entries);
+    if let (Err(error), Err(_)) = (&printed, &end) {
+        complain(&safe_text(error));
+    }
     end?;
+    printed?;
     Ok(if stop.load(Ordering::Relaxed) { INTERRUPTED } else { failed.into() })
 }
 

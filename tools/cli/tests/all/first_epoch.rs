@@ -123,7 +123,6 @@ fn a_run_with_a_report_makes_the_index_first_and_writes_its_files() {
         .complains_of(&["without options that need the index of all shards"]);
 }
 
-/// A killed process has no newer state than that of its start: here it begins anew, and makes only what is missing.
 #[test]
 fn a_view_is_read_alone_though_the_shards_have_no_index_yet() {
     let dir = with_shards();
@@ -136,6 +135,7 @@ fn a_view_is_read_alone_though_the_shards_have_no_index_yet() {
     assert_eq!(ids(&dir, "ids").len(), SHARDS);
 }
 
+/// A killed process has no newer state than that of its start: here it begins anew, and makes only what is missing.
 #[test]
 fn what_a_killed_run_has_indexed_is_kept() {
     let dir = with_shards();

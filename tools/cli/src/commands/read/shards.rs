@@ -27,7 +27,7 @@ pub(super) fn builds_index_while_reading(args: &ReadArgs) -> bool {
         || args.tokens.batch_tokens.is_some()
         || args.peers.peers.is_some()
         || args.store.store.is_some()
-        || args.image.has_view()
+        || args.image.has_view() && args.run.import_to.is_none()
         || args.report.is_given();
     args.image.keeps_index() && !needs_all
 }
