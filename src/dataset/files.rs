@@ -58,7 +58,7 @@ impl Files {
         dataset.load_names(watch)?;
         let tree = FileTree::new(dataset.directory().clone())?;
         let field_lens = Forked::empty();
-        let counters = Forked::empty();
+        let counters = Forked::new(FileCounters::default());
         Ok(Files { dataset, tree, field_lens, epochs: Forked::empty(), counters })
     }
 

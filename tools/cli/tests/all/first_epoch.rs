@@ -131,7 +131,15 @@ fn a_view_is_read_alone_though_the_shards_have_no_index_yet() {
     let select = ["select", &dir.arg("shards"), "name glob '*-001'", "--out", &view];
     run(&[&select[..], &shards].concat()).code(0);
     fs::remove_dir_all(dir.path("index")).unwrap();
-    run(&with(&options(&dir), &["--view", &view, "--ids", &dir.arg("ids")])).code(0);
+    let of_view = ["--view", &view, "--ids", &dir.arg("ids")];
+    let filled = format!("file:{}", dir.arg("filled.dlfs"));
+    run(&with(&options(&dir), &[&of_view[..], &["--import-to", &filled]].concat()))
+        .code(1)
+        .complains_of(&[
+            "the first epoch over shards reads all samples",
+            "make the index with dlfs index",
+        ]);
+    run(&with(&options(&dir), &of_view)).code(0); // makes the index, too
     assert_eq!(ids(&dir, "ids").len(), SHARDS);
 }
 

@@ -159,7 +159,7 @@ def _values(column: Any, opens: bool = False) -> Callable[[int], Any]:
         to_numpy = column.to_numpy(zero_copy_only=False)
         return lambda row: to_numpy[row]
     if types.is_dictionary(kind):
-        return _values(column.dictionary_decode())
+        return _values(column.dictionary_decode(), opens)
     if _is_file(kind):
         return _files(column, opens)
     if column.null_count == 0 and (types.is_binary(kind) or types.is_string(kind)):
